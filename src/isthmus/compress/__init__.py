@@ -1,0 +1,21 @@
+"""How a mean is taken in few bytes."""
+
+from isthmus.compress.base import Codec, Compressor
+from isthmus.compress.cast import Cast
+from isthmus.core.registry import Registry
+
+COMPRESSORS = Registry(
+    "compressor",
+    {
+        "cast": "isthmus.compress.cast:Cast",
+        "quantize": "isthmus.compress.quantize:Quantize",
+        "float4": "isthmus.compress.float4:Float4",
+        "topk": "isthmus.compress.topk:TopK",
+        "dct": "isthmus.compress.dct:DCT",
+        "low_rank": "isthmus.compress.lowrank:LowRank",
+        "error_feedback": "isthmus.compress.feedback:ErrorFeedback",
+        "shared_momentum": "isthmus.compress.momentum:SharedMomentum",
+    },
+)
+
+__all__ = ["COMPRESSORS", "Cast", "Codec", "Compressor"]

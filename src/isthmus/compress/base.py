@@ -1,0 +1,158 @@
+"""How a mean is taken in few bytes: the compressor protocol, and codecs that average in one or two shots."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+import torch
+
+from isthmus.core.types import Peers, State, Tensors
+
+
+class Compressor(Protocol):
+    """Takes the weighted mean of everybody's tensors over a slow link. A frozen value; memory lives in `state`."""
+
+    @property
+    def replicated(self) -> bool:
+        """Whether every peer gets the same mean, bit for bit."""
+        ...
+
+    def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
+        """Return (weighted mean over peers, residual: the part of `local` that was not sent).
+
+        Both are float32 in the shapes of `local`. The mean equals the weighted mean of `local - residual` over
+        peers. Entries of `state` may be replaced; its tensors are never mutated, so that the caller can
+        throw a refused sync's copy away.
+        """
+        ...
+
+
+class Codec:
+    """A compressor that writes rows of `row` float32 values as rows of `row_bytes` bytes.
+
+    Rows have a fixed size in bytes, so messages need no headers, sizes follow from shapes, and a mean over
+    more than two workers splits by rows: each worker owns 1/M of them (two shots, 2(M-1)/M payloads instead
+    of M-1). A subclass is a frozen dataclass that gives `row`, `row_bytes`, `encode` and `decode`; it may
+    also replace `to_rows` / `from_rows`.
+    """
+
+    replicated: ClassVar[bool] = True
+    sparse: ClassVar[bool] = False  # True: the mean of messages does not fit a message, gather while M is small
+
+    @property
+    def row(self) -> int:
+        """Values in a row."""
+        raise NotImplementedError
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes an encoded row takes."""
+        raise NotImplementedError
+
+    def encode(self, rows: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        """[num_rows, row] float32 -> [num_rows, row_bytes] uint8; `generator` feeds stochastic rounding."""
+        raise NotImplementedError
+
+    def decode(self, payload: torch.Tensor) -> torch.Tensor:
+        """[num_rows, row_bytes] uint8 -> [num_rows, row] float32."""
+        raise NotImplementedError
+
+    def to_rows(self, tensors: Tensors) -> torch.Tensor:
+        """Lay tensors out as [num_rows, row] float32.
+
+        Tensors that fill whole rows keep rows of their own; the others are joined end to end behind them and
+        padded with zeros once.
+        """
+        whole, rest = _split_by_fit(tensors, self.row)
+        flat = [tensor.reshape(-1).float() for tensor in whole + rest]
+        padding = -sum(tensor.numel() for tensor in rest) % self.row
+        if padding:
+            flat.append(flat[0].new_zeros(padding))
+        joined = torch.cat(flat) if len(flat) > 1 else (flat[0] if flat else torch.empty(0))
+        return joined.view(-1, self.row)
+
+    def from_rows(self, rows: torch.Tensor, like: Tensors) -> Tensors:
+        """The inverse of `to_rows`: float32 tensors in the shapes of `like`, views of `rows` where possible."""
+        whole, rest = _split_by_fit(like, self.row)
+        flat, start, views = rows.reshape(-1), 0, {}
+        for tensor in whole + rest:
+            views[id(tensor)] = flat[start : start + tensor.numel()].view(tensor.shape)
+            start += tensor.numel()
+        return [views[id(tensor)] for tensor in like]
+
+    def num_rows(self, like: Tensors) -> int:
+        """Rows that tensors of these shapes take."""
+        return -(-sum(tensor.numel() for tensor in like) // self.row)
+
+    def message_bytes(self, like: Tensors) -> int:
+        """Bytes of one encoded message of tensors with these shapes."""
+        return self.num_rows(like) * self.row_bytes
+
+    def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
+        """Mean and residual; see `Compressor.average`."""
+        rows = self.to_rows(local)
+        generator = self._generator(state, peers)
+        own = self.encode(rows, generator)
+        if gathers(self, peers.size):
+            messages = [payload for (payload,) in peers.gather([own])]
+            mean = weighted_sum([self.decode(message) for message in messages], peers.weights)
+            residual = rows - self.decode(own)
+        else:
+            mean, residual = self._two_shots(rows, own, peers, generator)
+        return self.from_rows(mean, local), self.from_rows(residual, local)
+
+    def _two_shots(
+        self, rows: torch.Tensor, own: torch.Tensor, peers: Peers, generator: torch.Generator | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Everybody sends part i to its owner i; owners send back the encoded mean of their part.
+
+        What the owner's second encoding loses goes, divided by its weight, into the owner's residual: the mean
+        of what was not sent stays exact (the server error of CocktailSGD).
+        """
+        bounds = [len(rows) * i // peers.size for i in range(peers.size + 1)]
+        parts = [[own[a:b]] for a, b in zip(bounds, bounds[1:], strict=False)]
+        received = [self.decode(part) for (part,) in peers.exchange(parts)]
+        part_mean = weighted_sum(received, peers.weights)
+        encoded = self.encode(part_mean, generator)
+        residual = rows - self.decode(own)
+        weight = peers.weights[peers.rank]
+        if weight > 0:
+            start, end = bounds[peers.rank], bounds[peers.rank + 1]
+            residual[start:end] += (part_mean - self.decode(encoded)) / weight
+        # gather needs equal shapes: pad to the largest part, cut the padding off again
+        largest = -(-len(rows) // peers.size)
+        padded = encoded.new_zeros(largest, self.row_bytes)
+        padded[: len(encoded)] = encoded
+        gathered = peers.gather([padded])
+        sizes = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
+        mean = torch.cat([self.decode(part[:size]) for (part,), size in zip(gathered, sizes, strict=True)])
+        return mean, residual
+
+    def _generator(self, state: State, peers: Peers) -> torch.Generator | None:
+        """Random numbers for stochastic rounding; None where rounding is to the nearest."""
+        return None
+
+
+def gathers(codec: Codec, num_peers: int) -> bool:
+    """Whether every message goes to everybody (one shot) instead of through owners of parts (two shots).
+
+    A dense message M-1 times costs more than twice (M-1)/M of one from three workers on. A sparse one keeps
+    its small size only when gathered: while M < 2b/s, with b = 4 and s its bytes per value.
+    """
+    if codec.sparse:
+        return num_peers < 2 * 4 * codec.row / codec.row_bytes
+    return num_peers <= 2
+
+
+def weighted_sum(tensors: Tensors, weights: list[float]) -> torch.Tensor:
+    """Sum of weight x tensor in list order; a zero weight excludes its tensor, so that its NaN cannot spread."""
+    total: torch.Tensor | None = None
+    for tensor, weight in zip(tensors, weights, strict=True):
+        if weight > 0:
+            total = tensor * weight if total is None else total.add_(tensor, alpha=weight)
+    return torch.zeros_like(tensors[0]) if total is None else total
+
+
+def _split_by_fit(tensors: Tensors, row: int) -> tuple[Tensors, Tensors]:
+    whole = [tensor for tensor in tensors if tensor.numel() % row == 0]
+    return whole, [tensor for tensor in tensors if tensor.numel() % row != 0]

@@ -1,0 +1,48 @@
+"""Plain floating-point messages: fp32, bf16, fp16."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from isthmus.compress.base import Codec
+from isthmus.core.types import Peers, State, Tensors
+
+_FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Cast(Codec):
+    """Send values in a narrower floating-point format (fp16: OpenDiLoCo, arXiv 2407.07852); sums stay float32.
+
+    fp16 overflows above 65504: such a message is infinite, and the sync is refused.
+    """
+
+    format: Literal["float32", "bfloat16", "float16"] = "float32"
+
+    @property
+    def row(self) -> int:
+        """One value."""
+        return 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one value."""
+        return _FORMATS[self.format].itemsize
+
+    def encode(self, rows: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        """[num_rows, 1] float32 -> [num_rows, row_bytes] uint8."""
+        return rows.to(_FORMATS[self.format]).view(torch.uint8)
+
+    def decode(self, payload: torch.Tensor) -> torch.Tensor:
+        """[num_rows, row_bytes] uint8 -> [num_rows, 1] float32."""
+        return payload.view(_FORMATS[self.format]).float()
+
+    def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
+        """Mean and residual; float32 is lossless and takes the transport's own all-reduce."""
+        if self.format != "float32":
+            return super().average(local, state, peers)
+        mean = peers.mean([tensor.float() for tensor in local])
+        return mean, [torch.zeros((), device=tensor.device).expand(tensor.shape) for tensor in local]

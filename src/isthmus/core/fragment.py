@@ -1,0 +1,89 @@
+"""A model cut into fragments: the parts that are synced together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from isthmus.core.types import State, Tensors, UserError
+
+
+def local_view(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's own part of a parameter, sharing its memory (FSDP2 and TP shard as DTensor)."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@dataclass
+class Fragment:
+    """A part of the model that is synced as one, with everything the method remembers about it."""
+
+    name: str
+    params: Tensors  # local shards, views into the model
+    anchor: list[nn.Parameter]  # float32 values at the last outer step
+    state: State = field(default_factory=dict)  # compressor memory, private to this worker
+    version: int = 0  # committed outer steps of this fragment
+
+    @classmethod
+    def of(cls, name: str, params: Iterable[nn.Parameter]) -> Fragment:
+        """A fragment of these parameters, anchored at their present values."""
+        views = [local_view(param) for param in params]
+        return cls(name, views, [nn.Parameter(view.to(torch.float32, copy=True)) for view in views])
+
+
+def split_whole(model: nn.Module, num_fragments: int = 1) -> list[Fragment]:
+    """The whole model as one fragment."""
+    if num_fragments != 1:
+        raise UserError(f"a whole model is 1 fragment, not {num_fragments}: use the strided or balanced split")
+    return [Fragment.of("all", _trainable(model).values())]
+
+
+def split_strided(model: nn.Module, num_fragments: int) -> list[Fragment]:
+    """Every P-th block of the model's block list to one fragment (arXiv 2501.18512, section 2.1, strided pattern).
+
+    The block list is the longest `nn.ModuleList`; what lies outside it (embeddings, head, last norm) goes,
+    parameter by parameter in model order, to the fragment that is smallest so far.
+    """
+    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    name, blocks = max(lists, key=lambda item: len(item[1]), default=("", nn.ModuleList()))
+    if len(blocks) < num_fragments:
+        raise UserError(f"the model has {len(blocks)} blocks, fewer than {num_fragments} fragments: use fewer")
+    owner = {}
+    for key in _trainable(model):
+        if key.startswith(f"{name}."):
+            owner[key] = int(key[len(name) + 1 :].split(".", 1)[0]) % num_fragments
+    return _assemble(model, owner, num_fragments)
+
+
+def split_balanced(model: nn.Module, num_fragments: int) -> list[Fragment]:
+    """Tensors packed, largest first, into fragments of nearly equal size (arXiv 2604.21428)."""
+    params = _trainable(model)
+    if len(params) < num_fragments:
+        raise UserError(f"the model has {len(params)} parameters, fewer than {num_fragments} fragments: use fewer")
+    return _assemble(model, {}, num_fragments, order=sorted(params, key=lambda key: -params[key].numel()))
+
+
+def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: param for name, param in model.named_parameters() if param.requires_grad}
+
+
+def _assemble(
+    model: nn.Module, owner: dict[str, int], num_fragments: int, order: list[str] | None = None
+) -> list[Fragment]:
+    """Give every parameter without an owner to the smallest fragment, then build fragments in model order."""
+    params = _trainable(model)
+    sizes = [0] * num_fragments
+    for key, index in owner.items():
+        sizes[index] += params[key].numel()
+    for key in order or list(params):
+        if key not in owner:
+            owner[key] = sizes.index(min(sizes))
+            sizes[owner[key]] += params[key].numel()
+    return [
+        Fragment.of(str(index), [param for key, param in params.items() if owner[key] == index])
+        for index in range(num_fragments)
+    ]

@@ -1,0 +1,18 @@
+"""The method: the outer loop and the rules by which it merges."""
+
+from isthmus.core.registry import Registry
+from isthmus.outer.anchor import anchored, fingerprint
+from isthmus.outer.loop import OuterLoop
+from isthmus.outer.merge import Eager, KeepProgress, Merge, Mix, Replace
+
+MERGES = Registry(
+    "merge",
+    {
+        "replace": "isthmus.outer.merge:Replace",
+        "mix": "isthmus.outer.merge:Mix",
+        "eager": "isthmus.outer.merge:Eager",
+        "keep_progress": "isthmus.outer.merge:KeepProgress",
+    },
+)
+
+__all__ = ["MERGES", "Eager", "KeepProgress", "Merge", "Mix", "OuterLoop", "Replace", "anchored", "fingerprint"]

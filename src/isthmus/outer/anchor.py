@@ -1,0 +1,33 @@
+"""Anchors: what workers agree on. Their hash, and a look at the model through them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from isthmus.core.fragment import Fragment
+
+
+def fingerprint(tensors: Iterable[torch.Tensor]) -> bytes:
+    """8 bytes that differ when any bit of any tensor differs."""
+    digest = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy().data)
+    return digest.digest()
+
+
+@contextmanager
+def anchored(fragments: list[Fragment]) -> Iterator[None]:
+    """Let the model hold the anchors for a while, to evaluate or export it; its own values come back afterwards."""
+    own = [param.clone() for fragment in fragments for param in fragment.params]
+    for fragment in fragments:
+        for param, anchor in zip(fragment.params, fragment.anchor, strict=True):
+            param.copy_(anchor.detach())
+    try:
+        yield
+    finally:
+        for param, value in zip((p for fragment in fragments for p in fragment.params), own, strict=True):
+            param.copy_(value)

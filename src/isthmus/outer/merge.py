@@ -1,0 +1,95 @@
+"""How the mean of a sync becomes the new anchor, and where the local parameters go on from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+
+
+class Merge(Protocol):
+    """A rule applied tensor by tensor when a sync is finished. All tensors of one call share one shape, float32."""
+
+    @property
+    def replicated(self) -> bool:
+        """Whether anchors stay equal on all workers."""
+        ...
+
+    @property
+    def keeps_progress(self) -> bool:
+        """Whether what was sent stays in the local parameters after `resume` (so it must not be sent again)."""
+        ...
+
+    def outer_gradient(
+        self, mean: torch.Tensor, own_then: torch.Tensor, own_now: torch.Tensor, share: float
+    ) -> torch.Tensor:
+        """What the outer optimizer receives.
+
+        Args:
+            mean: mean pseudo-gradient of the sync that is being finished.
+            own_then: this worker's message in it, as the others decoded it.
+            own_now: this worker's pseudo-gradient of today (anchor - params).
+            share: this worker's weight in the mean.
+        """
+        ...
+
+    def resume(self, now: torch.Tensor, then: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        """New local values, from those of now, those at capture, and the new anchor."""
+        ...
+
+
+@dataclass(frozen=True)
+class Replace:
+    """Adopt the new anchor (DiLoCo, arXiv 2311.08105, algorithm 1; with overlap, the plain delay)."""
+
+    replicated: ClassVar[bool] = True
+    keeps_progress: ClassVar[bool] = False
+
+    def outer_gradient(
+        self, mean: torch.Tensor, own_then: torch.Tensor, own_now: torch.Tensor, share: float
+    ) -> torch.Tensor:
+        """The mean."""
+        return mean
+
+    def resume(self, now: torch.Tensor, then: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        """The anchor."""
+        return anchor
+
+
+@dataclass(frozen=True)
+class Mix(Replace):
+    """Keep `alpha` of the local values (Streaming DiLoCo, 2501.18512, algorithm 2): 1 never adopts, 0 replaces."""
+
+    alpha: float = 0.5
+
+    def resume(self, now: torch.Tensor, then: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        """The point between anchor (alpha 0) and local values (alpha 1)."""
+        return torch.lerp(anchor, now, self.alpha)
+
+
+@dataclass(frozen=True)
+class Eager(Replace):
+    """Swap this worker's stale share of the mean for its fresh one (Eager Updates, arXiv 2502.12996, section 3).
+
+    Anchors differ between workers by at most a share of one pseudo-gradient; the difference does not accumulate.
+    """
+
+    replicated: ClassVar[bool] = False
+
+    def outer_gradient(
+        self, mean: torch.Tensor, own_then: torch.Tensor, own_now: torch.Tensor, share: float
+    ) -> torch.Tensor:
+        """Mean + share * (own_now - own_then)."""
+        return mean + share * (own_now - own_then)
+
+
+@dataclass(frozen=True)
+class KeepProgress(Replace):
+    """Adopt the new anchor and keep the progress made while the sync was in flight (LOSCAR-SGD, arXiv 2605.20866)."""
+
+    keeps_progress: ClassVar[bool] = True
+
+    def resume(self, now: torch.Tensor, then: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        """Anchor + (now - then)."""
+        return anchor + (now - then)
