@@ -156,7 +156,7 @@ class OuterLoop:
 
     def _dispatch(self, sync: Sync) -> None:
         fragment = self.fragments[sync.fragment]
-        job = partial(self.exchange.run, sync, fragment, copy_dicts(fragment.state))
+        job = partial(self.exchange.run, sync, fragment, copy_dicts(fragment.state), self.transport.now())
         sync.outcome = self._background.submit(job)
         self._in_flight[sync.fragment] = sync
 

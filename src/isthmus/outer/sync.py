@@ -47,8 +47,16 @@ class Exchange:
     wants_message: bool  # the merge looks at this worker's own message
     hash_every: int  # 0: anchors are private, nothing to compare
 
-    def run(self, sync: Sync, fragment: Fragment, state: State) -> Outcome:
-        """Take the mean of a fragment's pseudo-gradient and commit it; `state` is a copy that may be changed."""
+    def run(self, sync: Sync, fragment: Fragment, state: State, sent: float) -> Outcome:
+        """Take the mean of a fragment's pseudo-gradient and commit it.
+
+        Args:
+            sync: what was captured.
+            fragment: whose it is.
+            state: a copy of the compressor's memory, which may be changed.
+            sent: the transport's time at which the training thread handed it over.
+        """
+        self.transport.wait_until(sent)
         start = self.transport.now()
         peers = self.transport.quorum(sync.outer_step)
         mean, residual, reason = list[torch.Tensor](), list[torch.Tensor](), ""
