@@ -1,0 +1,39 @@
+"""An ordinary training step, as it would be on one machine."""
+
+from isthmus.core.registry import Registry
+from isthmus.inner.lr_schedule import WSD, Constant, Cosine, LRSchedule
+from isthmus.inner.optimizers import AdamW, MuonAdamW
+from isthmus.inner.step import Batch, InnerStep, Metrics
+from isthmus.inner.supervised import SupervisedStep
+
+INNER_OPTIMIZERS = Registry(
+    "inner optimizer",
+    {
+        "adamw": "isthmus.inner.optimizers:AdamW",
+        "muon": "isthmus.inner.optimizers:MuonAdamW",
+    },
+)
+
+LR_SCHEDULES = Registry(
+    "learning-rate schedule",
+    {
+        "constant": "isthmus.inner.lr_schedule:Constant",
+        "cosine": "isthmus.inner.lr_schedule:Cosine",
+        "wsd": "isthmus.inner.lr_schedule:WSD",
+    },
+)
+
+__all__ = [
+    "INNER_OPTIMIZERS",
+    "LR_SCHEDULES",
+    "WSD",
+    "AdamW",
+    "Batch",
+    "Constant",
+    "Cosine",
+    "InnerStep",
+    "LRSchedule",
+    "Metrics",
+    "MuonAdamW",
+    "SupervisedStep",
+]

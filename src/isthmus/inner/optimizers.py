@@ -1,0 +1,122 @@
+"""Inner optimizers built for a model: which parameters decay, which are hidden matrices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+
+from isthmus.core.types import UserError
+from isthmus.inner import muon
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """AdamW (arXiv 1711.05101); decay on matrices only, not on vectors (norms, biases) and not on embeddings."""
+
+    lr: float = 3e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check(self.lr, self.weight_decay, self.betas)
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of all trainable parameters."""
+        return self.build_for(model, [param for param in model.parameters() if param.requires_grad])
+
+    def build_for(self, model: nn.Module, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer of some of the model's parameters."""
+        embeddings = _embeddings(model)
+        decayed = [param for param in params if param.ndim >= 2 and param not in embeddings]
+        others = [param for param in params if param.ndim < 2 or param in embeddings]
+        groups = [
+            {"params": decayed, "weight_decay": self.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(
+            [group for group in groups if group["params"]], lr=self.lr, betas=self.betas, eps=self.eps, fused=True
+        )
+
+
+@dataclass(frozen=True)
+class MuonAdamW:
+    """Muon for hidden matrices, AdamW for the rest (embeddings, norms, biases, head), as one optimizer.
+
+    Hidden matrices are the two-dimensional parameters inside the model's block lists (`nn.ModuleList`), embedding
+    tables excepted.
+    """
+
+    lr: float = 3e-3  # of the matrices
+    momentum: float = 0.95
+    weight_decay: float = 0.1
+    adamw_lr: float | None = None  # of the rest; None: the same, for update sizes match
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _check(self.lr, self.weight_decay, (self.momentum, *self.betas))
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of all trainable parameters."""
+        matrices = hidden_matrices(model)
+        if not matrices:
+            raise UserError("muon: the model has no matrices inside an nn.ModuleList of blocks; use adamw")
+        hidden = set(matrices)
+        others = [param for param in model.parameters() if param.requires_grad and param not in hidden]
+        adamw = AdamW(self.lr if self.adamw_lr is None else self.adamw_lr, self.betas, self.eps, self.weight_decay)
+        return Combined(muon.Muon(matrices, self.lr, self.momentum, self.weight_decay), adamw.build_for(model, others))
+
+
+class Combined(torch.optim.Optimizer):
+    """Several optimizers, each of its own parameters, as one with the usual `state_dict` and `param_groups`."""
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self.parts = parts
+        self._share()
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Step all parts."""
+        for part in self.parts:
+            part.step()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Become what `state_dict` describes."""
+        super().load_state_dict(state_dict)  # makes new groups and a new state
+        self._share()
+
+    def _share(self) -> None:
+        """Let the parts work on this optimizer's groups and state."""
+        groups = iter(self.param_groups)
+        for part in self.parts:
+            part.param_groups = list(islice(groups, len(part.param_groups)))
+            part.state = self.state
+
+
+def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """Trainable two-dimensional parameters inside block lists, embedding tables excepted, in model order."""
+    inside = {
+        param
+        for blocks in model.modules()
+        if isinstance(blocks, nn.ModuleList)
+        for param in blocks.parameters()
+        if param.requires_grad and param.ndim == 2
+    }
+    inside -= _embeddings(model)
+    return [param for param in model.parameters() if param in inside]
+
+
+def _embeddings(model: nn.Module) -> set[torch.Tensor]:
+    return {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+
+
+def _check(lr: float, weight_decay: float, betas: tuple[float, ...]) -> None:
+    if lr <= 0 or weight_decay < 0:
+        raise UserError(f"inner optimizer: lr {lr} must be positive, weight_decay {weight_decay} not negative")
+    if not all(0 <= beta < 1 for beta in betas):
+        raise UserError(f"inner optimizer: momentum and betas {betas} must be at least 0 and below 1")

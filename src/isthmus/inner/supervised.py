@@ -1,0 +1,143 @@
+"""The ordinary training step: forward, backward, clip, step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from isthmus.core.types import UserError
+from isthmus.inner.step import Batch, Metrics
+
+Precision = Literal["float32", "bfloat16", "float16"]
+
+
+class SupervisedStep:
+    """Trains `model`, a module that maps a batch to its mean loss, on one batch a call.
+
+    A step whose gradient is not finite (loss, overflow in float16) is skipped: weights and optimizer stay as
+    they were, the step still counts. The decision depends on gradients alone, which a non-finite loss turns
+    into nan, so ranks that share gradients (DDP, FSDP2) skip together.
+
+    The loss scale of float16 lives in here only: weights are float32 and unscaled at every moment.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        lr_schedule: Callable[[int], float] = lambda step: 1.0,
+        *,
+        micro_batch_size: int | None = None,
+        clip_norm: float | None = 1.0,
+        precision: Precision = "float32",
+        compile: bool = False,  # noqa: A002 (the word users know)
+    ) -> None:
+        """Wrap model and optimizer.
+
+        Args:
+            model: maps a batch to the scalar mean of its losses; every sample weighs the same.
+            optimizer: holds the peak learning rates.
+            lr_schedule: factor of the learning rates at a step of the whole run.
+            micro_batch_size: samples per forward pass; None takes the batch whole.
+            clip_norm: largest Euclidean norm of the gradient of the whole batch; None does not clip.
+            precision: of the forward pass (autocast); weights, gradients and optimizer stay as they are.
+            compile: run the model through `torch.compile`.
+        """
+        if micro_batch_size is not None and micro_batch_size < 1:
+            raise UserError(f"inner: micro_batch_size is {micro_batch_size}; choose at least 1")
+        if clip_norm is not None and clip_norm <= 0:
+            raise UserError(f"inner: clip_norm is {clip_norm}; choose a positive number, or null not to clip")
+        self.model = model
+        self.optimizer = optimizer
+        self.lr_schedule = lr_schedule
+        self.micro_batch_size = micro_batch_size
+        self.clip_norm = clip_norm
+        self.progress = 0  # step of the whole run that comes next
+        self.skipped_steps = 0
+        self._forward = torch.compile(model) if compile else model
+        self._params = [param for param in model.parameters() if param.requires_grad]
+        self._peak_lrs = [group["lr"] for group in optimizer.param_groups]
+        device = self._params[0].device.type
+        self._scaler = torch.amp.GradScaler(device, enabled=precision == "float16")
+        self._precision: AbstractContextManager[Any] = (
+            nullcontext() if precision == "float32" else torch.autocast(device, getattr(torch, precision))
+        )
+
+    def __call__(self, batch: Batch) -> Metrics:
+        """Train on one batch; returns loss, grad_norm (before clipping), lr (of the first group), skipped (0 or 1)."""
+        factor = self.lr_schedule(self.progress)
+        for group, peak in zip(self.optimizer.param_groups, self._peak_lrs, strict=True):
+            group["lr"] = peak * factor
+        loss = self._accumulate(batch)
+        self._scaler.unscale_(self.optimizer)
+        norm = self._clip()
+        skipped = not math.isfinite(norm)
+        if not skipped:
+            self._scaler.step(self.optimizer)
+        self._scaler.update()
+        self.optimizer.zero_grad()
+        self.progress += 1
+        self.skipped_steps += skipped
+        lr = self.optimizer.param_groups[0]["lr"]
+        return {"loss": loss.item(), "grad_norm": norm, "lr": lr, "skipped": float(skipped)}
+
+    def set_progress(self, step: int) -> None:
+        """Say which step of the whole run comes next; without it every call counts as one."""
+        self.progress = step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimizer, loss scale and counters; tensors are live, not copies."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self._scaler.state_dict(),
+            "progress": self.progress,
+            "skipped_steps": self.skipped_steps,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Become what `state_dict` describes; peak learning rates stay those of this object's optimizer."""
+        self.optimizer.load_state_dict(state_dict["optimizer"])
+        if state_dict["scaler"]:
+            self._scaler.load_state_dict(state_dict["scaler"])
+        self.progress = state_dict["progress"]
+        self.skipped_steps = state_dict["skipped_steps"]
+
+    def _accumulate(self, batch: Batch) -> torch.Tensor:
+        """Leave the gradient of the batch's mean loss in the parameters; return that loss."""
+        total: torch.Tensor | float = 0.0
+        for part, share, last in self._micro_batches(batch):
+            with self._gradient_sync(last):
+                with self._precision:
+                    loss = self._forward(part)
+                # 0 x inf = nan: a loss that is not finite makes the gradient so, on all ranks that share it
+                self._scaler.scale(loss * (share + 0 * loss.detach())).backward()
+            total = total + share * loss.detach()
+        return torch.as_tensor(total)
+
+    def _micro_batches(self, batch: Batch) -> Iterator[tuple[Batch, float, bool]]:
+        """(part of the batch, its share of the samples, whether it is the last)."""
+        num_samples = len(next(iter(batch.values())))
+        size = self.micro_batch_size or num_samples
+        for start in range(0, num_samples, size):
+            part = {name: tensor[start : start + size] for name, tensor in batch.items()}
+            end = min(start + size, num_samples)
+            yield part, (end - start) / num_samples, end == num_samples
+
+    def _gradient_sync(self, last: bool) -> AbstractContextManager[None]:
+        """DDP reduces gradients in every backward pass unless told that more are to come."""
+        return nullcontext() if last or not isinstance(self.model, DistributedDataParallel) else self.model.no_sync()
+
+    def _clip(self) -> float:
+        """Clip the gradient; return its norm before."""
+        norm = nn.utils.get_total_norm([param.grad for param in self._params if param.grad is not None])
+        value = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+        if self.clip_norm is not None and self.clip_norm < value < math.inf:
+            nn.utils.clip_grads_with_norm_(self._params, self.clip_norm, norm)
+        return value
