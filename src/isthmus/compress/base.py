@@ -37,7 +37,11 @@ class Codec:
     """
 
     replicated: ClassVar[bool] = True
-    sparse: ClassVar[bool] = False  # True: the mean of messages does not fit a message, gather while M is small
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the mean of messages holds more than a message can: gather while there are few workers."""
+        return False
 
     @property
     def row(self) -> int:
@@ -74,11 +78,10 @@ class Codec:
     def from_rows(self, rows: torch.Tensor, like: Tensors) -> Tensors:
         """The inverse of `to_rows`: float32 tensors in the shapes of `like`, views of `rows` where possible."""
         whole, rest = _split_by_fit(like, self.row)
-        flat, start, views = rows.reshape(-1), 0, {}
-        for tensor in whole + rest:
-            views[id(tensor)] = flat[start : start + tensor.numel()].view(tensor.shape)
-            start += tensor.numel()
-        return [views[id(tensor)] for tensor in like]
+        sizes = [tensor.numel() for tensor in whole + rest]
+        views = iter(rows.reshape(-1)[: sum(sizes)].split_with_sizes(sizes))
+        flat = {True: [next(views) for _ in whole], False: [next(views) for _ in rest]}
+        return [flat[tensor.numel() % self.row == 0].pop(0).view(tensor.shape) for tensor in like]
 
     def num_rows(self, like: Tensors) -> int:
         """Rows that tensors of these shapes take."""
@@ -91,11 +94,10 @@ class Codec:
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
         """Mean and residual; see `Compressor.average`."""
         rows = self.to_rows(local)
-        generator = self._generator(state, peers)
+        generator = self._generator(state, peers, rows.device)
         own = self.encode(rows, generator)
         if gathers(self, peers.size):
-            messages = [payload for (payload,) in peers.gather([own])]
-            mean = weighted_sum([self.decode(message) for message in messages], peers.weights)
+            mean = self._weighted_mean(peers.gather([own]), peers.weights)
             residual = rows - self.decode(own)
         else:
             mean, residual = self._two_shots(rows, own, peers, generator)
@@ -107,28 +109,35 @@ class Codec:
         """Everybody sends part i to its owner i; owners send back the encoded mean of their part.
 
         What the owner's second encoding loses goes, divided by its weight, into the owner's residual: the mean
-        of what was not sent stays exact (the server error of CocktailSGD).
+        of what was not sent stays exact (the server error of CocktailSGD). So workers of weight 0 own no part.
         """
-        bounds = [len(rows) * i // peers.size for i in range(peers.size + 1)]
-        parts = [[own[a:b]] for a, b in zip(bounds, bounds[1:], strict=False)]
-        received = [self.decode(part) for (part,) in peers.exchange(parts)]
-        part_mean = weighted_sum(received, peers.weights)
+        sizes = _part_sizes(len(rows), peers.weights)
+        received = peers.exchange([[part] for part in own.split_with_sizes(sizes)])
+        part_mean = self._weighted_mean(received, peers.weights)
         encoded = self.encode(part_mean, generator)
         residual = rows - self.decode(own)
-        weight = peers.weights[peers.rank]
-        if weight > 0:
-            start, end = bounds[peers.rank], bounds[peers.rank + 1]
-            residual[start:end] += (part_mean - self.decode(encoded)) / weight
+        if len(encoded):
+            lost = (part_mean - self.decode(encoded)) / peers.weights[peers.rank]
+            residual.split_with_sizes(sizes)[peers.rank].add_(lost)
         # gather needs equal shapes: pad to the largest part, cut the padding off again
-        largest = -(-len(rows) // peers.size)
-        padded = encoded.new_zeros(largest, self.row_bytes)
+        padded = encoded.new_zeros(max(sizes), self.row_bytes)
         padded[: len(encoded)] = encoded
         gathered = peers.gather([padded])
-        sizes = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
-        mean = torch.cat([self.decode(part[:size]) for (part,), size in zip(gathered, sizes, strict=True)])
-        return mean, residual
+        encoded_mean = torch.cat([part[:size] for (part,), size in zip(gathered, sizes, strict=True)])
+        return self.decode(encoded_mean), residual
 
-    def _generator(self, state: State, peers: Peers) -> torch.Generator | None:
+    def _weighted_mean(self, messages: list[Tensors], weights: list[float]) -> torch.Tensor:
+        """Sum of weight x decoded message in rank order; one of weight 0 is not decoded, so its NaN cannot spread.
+
+        Product and sum are rounded one after the other, never fused: the same bits on every kind of machine.
+        """
+        counted = [(message, weight) for (message,), weight in zip(messages, weights, strict=True) if weight > 0]
+        mean = self.decode(counted[0][0]) * counted[0][1]
+        for message, weight in counted[1:]:
+            mean += self.decode(message) * weight
+        return mean
+
+    def _generator(self, state: State, peers: Peers, device: torch.device) -> torch.Generator | None:
         """Random numbers for stochastic rounding; None where rounding is to the nearest."""
         return None
 
@@ -144,13 +153,17 @@ def gathers(codec: Codec, num_peers: int) -> bool:
     return num_peers <= 2
 
 
-def weighted_sum(tensors: Tensors, weights: list[float]) -> torch.Tensor:
-    """Sum of weight x tensor in list order; a zero weight excludes its tensor, so that its NaN cannot spread."""
-    total: torch.Tensor | None = None
-    for tensor, weight in zip(tensors, weights, strict=True):
+def _part_sizes(num_rows: int, weights: list[float]) -> list[int]:
+    """Rows that each worker owns in two shots: equal parts for those of positive weight."""
+    num_owners = sum(weight > 0 for weight in weights)
+    sizes, owner = [], 0
+    for weight in weights:
         if weight > 0:
-            total = tensor * weight if total is None else total.add_(tensor, alpha=weight)
-    return torch.zeros_like(tensors[0]) if total is None else total
+            sizes.append(num_rows * (owner + 1) // num_owners - num_rows * owner // num_owners)
+            owner += 1
+        else:
+            sizes.append(0)
+    return sizes
 
 
 def _split_by_fit(tensors: Tensors, row: int) -> tuple[Tensors, Tensors]:

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from isthmus.compress.base import Codec
+from isthmus.compress.packing import from_bytes, to_bytes
 from isthmus.core.types import Peers, State, Tensors
 
 _FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -34,11 +35,11 @@ class Cast(Codec):
 
     def encode(self, rows: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
         """[num_rows, 1] float32 -> [num_rows, row_bytes] uint8."""
-        return rows.to(_FORMATS[self.format]).view(torch.uint8)
+        return to_bytes(rows, _FORMATS[self.format])
 
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
         """[num_rows, row_bytes] uint8 -> [num_rows, 1] float32."""
-        return payload.view(_FORMATS[self.format]).float()
+        return from_bytes(payload, _FORMATS[self.format]).float()
 
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
         """Mean and residual; float32 is lossless and takes the transport's own all-reduce."""

@@ -1,0 +1,41 @@
+"""Error feedback: what was not sent is added to the next message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from isthmus.compress.base import Compressor
+from isthmus.core.types import Peers, State, Tensors
+
+
+@dataclass(frozen=True)
+class ErrorFeedback:
+    """Compress local + decay * residual, and keep the new residual (EF-SGD; SparseLoCo, arXiv 2508.15706, decay 0.95).
+
+    The mean is that of the messages, so it lags behind the mean of `local` by what the residuals hold.
+
+    Attributes:
+        compressor: any compressor.
+        decay: share of the residual that is kept; 1 loses nothing over time.
+    """
+
+    compressor: Compressor
+    decay: float = 1.0
+
+    @property
+    def replicated(self) -> bool:
+        """That of the compressor inside."""
+        return self.compressor.replicated
+
+    def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
+        """Mean of the messages, and the residual (of local + decay * old residual); see `Compressor.average`."""
+        residual = state.get("residual")
+        total = [tensor.float() for tensor in local]
+        if residual is not None:
+            total = [torch.add(tensor, old, alpha=self.decay) for tensor, old in zip(total, residual, strict=True)]
+        inner: State = dict(state.get("compressor", {}))
+        mean, residual = self.compressor.average(total, inner, peers)
+        state["compressor"], state["residual"] = inner, residual
+        return mean, residual

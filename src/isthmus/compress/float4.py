@@ -1,0 +1,83 @@
+"""Four-bit floating point: E3M0 and E2M1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from isthmus.compress import native
+from isthmus.compress.base import Codec
+from isthmus.compress.packing import pack, unpack
+from isthmus.compress.scales import ScaleBits, check_scale_bits, decode_scale, encode_scale
+from isthmus.core.types import UserError
+
+_MAGNITUDES = {
+    "E3M0": [0.0] + [2.0**-k for k in range(6, -1, -1)],
+    "E2M1": [magnitude / 6 for magnitude in (0, 0.5, 1, 1.5, 2, 3, 4, 6)],
+}
+
+
+@dataclass(frozen=True)
+class Float4(Codec):
+    """A sign and one of 8 magnitudes per value, times the block's largest magnitude, rounded up.
+
+    E3M0 (Streaming DiLoCo, arXiv 2501.18512): 0 and seven powers of two, 1/64 to 1. E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6,
+    over 6. Values go to the nearest in linear distance, so the relative error of E3M0 is at most 1/3 from its
+    smallest magnitude up. A block with a value that is not finite decodes to values that are not finite.
+
+    Attributes:
+        format: bits of exponent and mantissa.
+        block: values that share a scale; even.
+        scale_bits: 8 (unsigned minifloat), 16 (bfloat16) or 32 (float32).
+    """
+
+    format: Literal["E3M0", "E2M1"] = "E3M0"
+    block: int = 128
+    scale_bits: ScaleBits = 16
+
+    def __post_init__(self) -> None:
+        if self.format not in _MAGNITUDES:
+            raise UserError(f"float4: unknown format {self.format!r}: use 'E3M0' or 'E2M1'")
+        if self.block < 2 or self.block % 2:
+            raise UserError(f"float4: block {self.block} must be even and positive")
+        check_scale_bits(self.scale_bits)
+
+    @property
+    def row(self) -> int:
+        """One block."""
+        return self.block
+
+    @property
+    def row_bytes(self) -> int:
+        """The scale, then two values a byte."""
+        return self.scale_bits // 8 + self.block // 2
+
+    def encode(self, rows: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        """[num_rows, block] float32 -> [num_rows, row_bytes] uint8."""
+        payload = rows.new_empty(len(rows), self.row_bytes, dtype=torch.uint8)
+        magnitudes = torch.tensor(_MAGNITUDES[self.format])
+        midpoints = (magnitudes[1:] + magnitudes[:-1]) / 2
+        if native.run("float4_encode", [rows, payload], self.block, self.scale_bits, table=midpoints):
+            return payload
+        magnitude = rows.abs()
+        scale_code = encode_scale(magnitude.amax(dim=1, keepdim=True), self.scale_bits, round_up=True)
+        scale = decode_scale(scale_code)
+        magnitude *= torch.where(scale > 0, 1.0 / scale, 0.0)
+        code = (rows < 0).to(torch.uint8) * 8
+        for midpoint in midpoints.tolist():
+            code += magnitude >= midpoint
+        return torch.cat([scale_code, pack(code, 4)], dim=1)
+
+    def decode(self, payload: torch.Tensor) -> torch.Tensor:
+        """[num_rows, row_bytes] uint8 -> [num_rows, block] float32."""
+        rows = payload.new_empty(len(payload), self.block, dtype=torch.float32)
+        magnitudes = torch.tensor(_MAGNITUDES[self.format])
+        values = torch.cat([magnitudes, -magnitudes])
+        if native.run("float4_decode", [payload, rows], self.block, self.scale_bits, table=values):
+            return rows
+        scale_bytes = self.scale_bits // 8
+        codes = unpack(payload[:, scale_bytes:], 4, self.block)
+        rows = values.to(payload.device).index_select(0, codes.view(-1).int()).view(rows.shape)
+        return rows.mul_(decode_scale(payload[:, :scale_bytes]))

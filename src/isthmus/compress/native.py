@@ -1,0 +1,96 @@
+"""Compiled kernels for codecs on the CPU: built once by the system's compiler, never needed.
+
+The torch code in the codecs is the reference and gives the same bytes (tests/compress/test_native.py). Without a
+compiler, with `ISTHMUS_NATIVE=0`, or for anything but contiguous CPU tensors, the codecs simply use it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+_SOURCE = Path(__file__).with_name("kernels.cpp")
+# no contraction: a fused multiply-add would round differently from torch
+_FLAGS = ["-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC"]
+_VALUES_PER_THREAD = 1 << 20
+
+
+def run(name: str, tensors: Sequence[torch.Tensor], *numbers: int, table: torch.Tensor | None = None) -> bool:
+    """Run a kernel over the rows of `tensors`, on as many threads as torch uses; False where it cannot be.
+
+    Args:
+        name: a function of kernels.cpp.
+        tensors: input and output, with equal numbers of rows.
+        numbers: whatever else the function takes, as 64-bit integers.
+        table: a small tensor that every thread reads whole.
+    """
+    library = _library() if os.environ.get("ISTHMUS_NATIVE", "1") != "0" else None
+    if library is None or not all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors):
+        return False
+    num_rows = len(tensors[0])
+    num_threads = min(torch.get_num_threads(), max(tensor.numel() for tensor in tensors) // _VALUES_PER_THREAD + 1)
+    bounds = [num_rows * i // num_threads for i in range(num_threads + 1)]
+
+    def part(start: int, end: int) -> None:
+        pointers = [ctypes.c_void_p(t.data_ptr() + start * t.stride(0) * t.element_size()) for t in tensors]
+        tables = [] if table is None else [ctypes.c_void_p(table.data_ptr())]
+        getattr(library, name)(ctypes.c_int64(end - start), *pointers, *tables, *map(ctypes.c_int64, numbers))
+
+    if num_threads == 1:
+        part(0, num_rows)
+    else:
+        with ThreadPoolExecutor(num_threads) as pool:  # ctypes lets go of the interpreter lock
+            list(pool.map(part, bounds, bounds[1:]))
+    return True
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    """The compiled kernels from this user's cache, compiled first if need be; None where that does not work."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        return None
+    try:
+        version = subprocess.run([compiler, "--version"], capture_output=True, timeout=20, check=True).stdout
+        key = hashlib.sha256(b"\0".join([_SOURCE.read_bytes(), version, _cpu(), *map(str.encode, _FLAGS)]))
+        path = _cache_folder() / f"kernels-{key.hexdigest()[:16]}.so"
+        if not path.exists():
+            _compile(compiler, path)
+        return ctypes.CDLL(str(path))
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Compile beside `path` and rename: several processes may do so at once."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        built = Path(folder) / path.name
+        command = [compiler, *_FLAGS, "-o", str(built), str(_SOURCE)]
+        subprocess.run(command, capture_output=True, timeout=120, check=True)
+        built.replace(path)
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "isthmus"
+
+
+def _cpu() -> bytes:
+    """What this machine's processor can do; a cache in a shared home folder serves several kinds."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = [platform.processor()]
+    wanted = [line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))]
+    return "\n".join([platform.machine(), *sorted(set(wanted or lines))]).encode()

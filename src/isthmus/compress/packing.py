@@ -1,0 +1,124 @@
+"""Numbers as bytes: whole ones, sub-byte packing of small integers, Elias-Fano coding of sorted indices."""
+
+from __future__ import annotations
+
+import torch
+
+
+def to_bytes(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[rows, count] cast to `dtype`, as its bytes: [rows, count * itemsize] uint8, in memory of its own."""
+    return torch.empty(values.shape, dtype=dtype, device=values.device).copy_(values).view(torch.uint8)
+
+
+def from_bytes(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The inverse of `to_bytes`; `data` may lie at any address, the result is aligned."""
+    values = torch.empty(len(data), data.shape[1] // dtype.itemsize, dtype=dtype, device=data.device)
+    values.view(torch.uint8).copy_(data)
+    return values
+
+
+def packed_bytes(count: int, bits: int) -> int:
+    """Bytes that `pack` needs for a row of `count` values of `bits` bits."""
+    return sum(-(-count * width // 8) for width in _widths(bits))
+
+
+def pack(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """[rows, count] integers below 2**bits -> [rows, packed_bytes(count, bits)] uint8.
+
+    A byte of 4-bit values holds value j of the row's first half below value j of its second half (for 2 bits:
+    quarters, for 1 bit: eighths), so that packing works on whole slices instead of on neighbours. Other widths
+    are cut into parts of 8, 4, 2 and 1 bits, one after the other.
+    """
+    parts, shift = [], 0
+    for width in _widths(bits):
+        part = values if width == bits else (values >> shift) & (2**width - 1)
+        parts.append(_pack_power_of_two(part.to(torch.uint8), width))
+        shift += width
+    return torch.cat(parts, dim=1) if len(parts) != 1 else parts[0]
+
+
+def unpack(packed: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    """The inverse of `pack`: [rows, packed_bytes(count, bits)] uint8 -> [rows, count] uint8, int64 above 8 bits."""
+    if bits in (1, 2, 4, 8):
+        return _unpack_power_of_two(packed, bits, count)
+    values = torch.zeros(len(packed), count, dtype=torch.int64, device=packed.device)
+    start = shift = 0
+    for width in _widths(bits):
+        size = -(-count * width // 8)
+        part = _unpack_power_of_two(packed[:, start : start + size], width, count)
+        values |= part.to(torch.int64) << shift
+        start, shift = start + size, shift + width
+    return values
+
+
+def _widths(bits: int) -> list[int]:
+    """The parts of 8, 4, 2 and 1 bits that make up `bits`."""
+    return [8] * (bits // 8) + [width for width in (4, 2, 1) if bits & width]
+
+
+def _pack_power_of_two(values: torch.Tensor, bits: int) -> torch.Tensor:
+    per_byte = 8 // bits
+    padding = -values.shape[1] % per_byte
+    if padding:
+        values = torch.nn.functional.pad(values, (0, padding))
+    strips = values.chunk(per_byte, dim=1)
+    packed = strips[0].clone(memory_format=torch.contiguous_format)
+    for i, strip in enumerate(strips[1:], start=1):
+        packed |= strip << (bits * i)
+    return packed
+
+
+def _unpack_power_of_two(packed: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    if bits == 8:
+        return packed[:, :count]
+    mask = 2**bits - 1
+    return torch.cat([(packed >> shift) & mask for shift in range(0, 8, bits)], dim=1)[:, :count]
+
+
+def low_bits(keep: int, of: int) -> int:
+    """Bits of an index that Elias-Fano coding stores as they are: floor(log2(of / keep))."""
+    return (of // keep).bit_length() - 1
+
+
+def sorted_bytes(keep: int, of: int) -> int:
+    """Bytes that `pack_sorted` needs for `keep` indices below `of`."""
+    return packed_bytes(keep, low_bits(keep, of)) + packed_bytes(_bitmap_bits(keep, of), 1)
+
+
+def pack_sorted(indices: torch.Tensor, of: int) -> torch.Tensor:
+    """Strictly increasing indices below `of`, [rows, keep] int64 -> [rows, sorted_bytes(keep, of)] uint8.
+
+    Elias-Fano: the l = `low_bits` low bits of each index as they are, then a bitmap of keep + ceil(of / 2**l) bits
+    in which the bit at (high part + rank) stands for one index. For 64 of 4,096 that is 8 bits an index, where
+    plain indices take 12 and the entropy bound is 7.36 (docs/decisions/0002-elias-fano-indices.md).
+    """
+    keep = indices.shape[1]
+    low = low_bits(keep, of)
+    position = (indices >> low) + torch.arange(keep, device=indices.device)
+    bitmap = torch.zeros(len(indices), _bitmap_bits(keep, of), dtype=torch.uint8, device=indices.device)
+    bitmap.scatter_(1, position, 1)
+    return torch.cat([pack(indices & (2**low - 1), low), pack(bitmap, 1)], dim=1) if low else pack(bitmap, 1)
+
+
+def unpack_sorted(packed: torch.Tensor, keep: int, of: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The inverse of `pack_sorted`: ([rows, keep] int64 indices, [rows, 1] bool: whether the row is valid).
+
+    Bytes that `pack_sorted` cannot have written give an invalid row; its indices are then the first `keep`.
+    """
+    low, size = low_bits(keep, of), _bitmap_bits(keep, of)
+    start = packed_bytes(keep, low)
+    bitmap = unpack(packed[:, start:], 1, size)
+    rank = torch.arange(keep, device=packed.device)
+    places = torch.arange(size, device=packed.device, dtype=torch.int32)
+    places = torch.where(bitmap.bool(), places, size + of)  # what is not set sorts behind, and out of range
+    high = places.sort(dim=1).values[:, :keep] - rank
+    indices = high << low
+    if low:
+        indices = indices | unpack(packed[:, :start], low, keep)
+    increasing = (indices[:, 1:] > indices[:, :-1]).all(dim=1, keepdim=True)
+    valid = increasing & (indices[:, -1:] < of) & (bitmap.sum(dim=1, keepdim=True) == keep)
+    return torch.where(valid, indices, rank), valid
+
+
+def _bitmap_bits(keep: int, of: int) -> int:
+    return keep + -(-of >> low_bits(keep, of))

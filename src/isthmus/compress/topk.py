@@ -1,0 +1,85 @@
+"""The largest values of every chunk, their indices Elias-Fano coded, their values through any other codec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from isthmus.compress import native
+from isthmus.compress.base import Codec
+from isthmus.compress.packing import pack_sorted, sorted_bytes, unpack_sorted
+from isthmus.compress.quantize import Quantize
+from isthmus.core.types import Peers, State, UserError
+
+
+@dataclass(frozen=True)
+class TopK(Codec):
+    """The `keep` largest magnitudes of every `chunk` values (SparseLoCo, arXiv 2508.15706).
+
+    Exactly `keep` entries are sent: of equal magnitudes the first. A value that is not finite counts as the
+    largest, so it is always sent. A message with impossible indices decodes to NaN.
+
+    Attributes:
+        keep: values kept of each chunk.
+        chunk: values of a row.
+        values: codec of the kept values, in the order of their indices; its row must divide `keep`.
+    """
+
+    keep: int = 64
+    chunk: int = 4096
+    values: Codec = field(default_factory=lambda: Quantize(bits=2, block=64, scale_bits=8))
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.keep <= self.chunk <= 2**24:
+            raise UserError(f"topk: need 1 <= keep <= chunk <= 2**24, not keep {self.keep} and chunk {self.chunk}")
+        if not isinstance(self.values, Codec) or self.keep % self.values.row:
+            raise UserError(f"topk: values must be a codec whose row or block divides keep {self.keep}: {self.values}")
+
+    @property
+    def sparse(self) -> bool:
+        """True: a mean of messages has more values than one message holds."""
+        return True
+
+    @property
+    def row(self) -> int:
+        """One chunk."""
+        return self.chunk
+
+    @property
+    def row_bytes(self) -> int:
+        """The indices, then the encoded values."""
+        return self._index_bytes + self.keep // self.values.row * self.values.row_bytes
+
+    @property
+    def _index_bytes(self) -> int:
+        return sorted_bytes(self.keep, self.chunk)
+
+    def encode(self, rows: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        """[num_rows, chunk] float32 -> [num_rows, row_bytes] uint8."""
+        indices = self._select(rows)
+        kept = rows.gather(1, indices).view(-1, self.values.row)
+        values = self.values.encode(kept, generator).view(len(rows), self.row_bytes - self._index_bytes)
+        return torch.cat([pack_sorted(indices, self.chunk), values], dim=1)
+
+    def decode(self, payload: torch.Tensor) -> torch.Tensor:
+        """[num_rows, row_bytes] uint8 -> [num_rows, chunk] float32, zero where nothing was sent."""
+        indices, valid = unpack_sorted(payload[:, : self._index_bytes], self.keep, self.chunk)
+        values = payload[:, self._index_bytes :].reshape(-1, self.values.row_bytes)
+        kept = torch.where(valid, self.values.decode(values).view(len(payload), self.keep), torch.nan)
+        rows = torch.zeros(len(payload), self.chunk, device=payload.device)
+        return rows.scatter_(1, indices, kept)
+
+    def _select(self, rows: torch.Tensor) -> torch.Tensor:
+        """Increasing indices of the largest magnitudes, [num_rows, keep] int64."""
+        indices = rows.new_empty(len(rows), self.keep, dtype=torch.int64)
+        if native.run("largest", [rows, indices], self.chunk, self.keep):
+            return indices
+        # magnitude bits above, distance from the end below: no two keys are equal, and NaN is above infinity
+        shift = self.chunk.bit_length()
+        key = (rows.view(torch.int32) & 0x7FFFFFFF).long().bitwise_left_shift_(shift)
+        key |= torch.arange(self.chunk - 1, -1, -1, device=rows.device)
+        return key.topk(self.keep, dim=1, sorted=False).indices.sort(dim=1).values
+
+    def _generator(self, state: State, peers: Peers, device: torch.device) -> torch.Generator | None:
+        return self.values._generator(state, peers, device)
