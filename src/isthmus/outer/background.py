@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -11,15 +12,20 @@ from typing import Any, TypeVar
 import torch
 
 Result = TypeVar("Result")
+Jobs = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+
+_PATIENCE_SECONDS = 10.0  # how long the end of the program waits for a job that is still running
 
 
 class Background:
-    """Runs jobs one after the other on a daemon thread of its own (daemon: a stuck peer cannot hold up exit)."""
+    """Runs jobs one after the other on a thread of its own, which ends with this object or with the program."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="isthmus-communication", daemon=True)
-        self._thread.start()
+        self._jobs: Jobs = queue.SimpleQueue()
+        thread = threading.Thread(target=_run, args=(self._jobs,), name="isthmus-communication", daemon=True)
+        thread.start()
+        # an interpreter that ends kills daemon threads in the middle of C++ code, which aborts the process
+        self.close = weakref.finalize(self, _end, self._jobs, thread)
 
     def submit(self, job: Callable[[], Result]) -> Future[Result]:
         """Queue a job; its result or its exception arrives in the future."""
@@ -27,15 +33,19 @@ class Background:
         self._jobs.put((future, job))
         return future
 
-    def close(self) -> None:
-        """End the thread once the queued jobs are done."""
-        self._jobs.put(None)
 
-    @torch.no_grad()
-    def _run(self) -> None:
-        while (item := self._jobs.get()) is not None:
-            future, job = item
-            try:
-                future.set_result(job())
-            except BaseException as error:
-                future.set_exception(error)
+def _end(jobs: Jobs, thread: threading.Thread) -> None:
+    """Let the queued jobs run, but do not wait for ever."""
+    jobs.put(None)
+    thread.join(_PATIENCE_SECONDS)
+
+
+@torch.no_grad()
+def _run(jobs: Jobs) -> None:
+    while (item := jobs.get()) is not None:
+        future, job = item
+        try:
+            future.set_result(job())
+        except BaseException as error:
+            future.set_exception(error)
+        del item, future, job  # they hold a whole pseudo-gradient and its mean

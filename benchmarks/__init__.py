@@ -1,0 +1,1 @@
+"""Measurements; run with `make bench`. Dated results in `results/`."""

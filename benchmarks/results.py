@@ -1,0 +1,53 @@
+"""Dated results: one JSON and one Markdown file a benchmark, with what a reader needs to repeat it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FOLDER = Path(__file__).parent / "results"
+
+
+def circumstances() -> dict[str, Any]:
+    """Date, commit, command, hardware, versions."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    dirty = subprocess.run(["git", "status", "--porcelain", "src"], capture_output=True, text=True, check=False)
+    cpu = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        platform.processor(),
+    )
+    return {
+        "date": date.today().isoformat(),
+        "commit": commit.stdout.strip() + ("+" if dirty.stdout.strip() else ""),
+        "command": "python " + " ".join(sys.argv),
+        "hardware": f"{cpu}, {len(os.sched_getaffinity(0))} cores",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def write(name: str, title: str, columns: list[str], rows: list[list[Any]], notes: list[str], data: Any) -> Path:
+    """Write results/<date>-<name>.json (all data) and .md (the table); returns the latter's path."""
+    facts = circumstances()
+    stem = FOLDER / f"{facts['date']}-{name}"
+    FOLDER.mkdir(exist_ok=True)
+    stem.with_suffix(".json").write_text(json.dumps({"circumstances": facts, "results": data}, indent=1) + "\n")
+    lines = [f"# {title}", "", ", ".join(f"{key}: {value}" for key, value in facts.items()), ""]
+    lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    lines += ["", *(f"- {note}" for note in notes)]
+    path = stem.with_suffix(".md")
+    path.write_text("\n".join(lines) + "\n")
+    return path
