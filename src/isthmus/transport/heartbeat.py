@@ -1,0 +1,148 @@
+"""Who is alive: every worker writes a beat to the store, and reads everybody's, on a connection of its own."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import dataclass
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a worker tells the others."""
+
+    number: int = 0
+    collectives: int = 0  # how many it has entered
+    left: bool = False
+    given_up: tuple[int, ...] = ()  # ranks it waited for in vain
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Workers that cannot be waited for, and why."""
+
+    ranks: list[int]
+    reason: str
+
+
+class Heartbeat:
+    """A daemon thread that beats and listens.
+
+    Silence is counted in rounds and looks that this worker itself completed, not in seconds: a pause of its own
+    (a long call that holds the interpreter, a suspended machine) must not look like the death of all others.
+
+    Args:
+        store: a connection that nothing else uses, so that bulk traffic cannot delay a beat.
+        rank: this worker.
+        num_workers: of the world.
+        store_rank: the worker whose death takes the store with it; None where it lives elsewhere (torchrun's agent).
+        interval_seconds: between two beats, and between two calls of `look`.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, num_workers: int, store_rank: int | None, interval_seconds: float
+    ) -> None:
+        self.interval_seconds = interval_seconds
+        self.collectives = 0  # entered so far
+        self._store, self._rank, self._store_rank = store, rank, store_rank
+        self._names = [f"worker {r}" for r in range(num_workers)]
+        self._keys = [f"beat/{r}" for r in range(num_workers)]
+        self._number = 0  # rounds completed
+        self._left = False
+        self._given_up: tuple[int, ...] = ()
+        self._beats = [Beat() for _ in self._keys]
+        self._silent_rounds = [0 for _ in self._keys]
+        self._number_seen, self._looks_in_vain = 0, 0
+        self._wake, self._stopped = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="isthmus-heartbeat", daemon=True)
+        self._beat()
+
+    def start(self, hosts: list[str]) -> None:
+        """Begin to listen, once all workers, on these hosts, have made their heartbeats."""
+        self._names = [f"{name} (host {host})" for name, host in zip(self._names, hosts, strict=True)]
+        self._thread.start()
+
+    def look(self, patience_rounds: int) -> Verdict | None:
+        """Judge the others by their silence; None while everybody seems alive. To be called every interval."""
+        self._looks_in_vain = self._looks_in_vain + 1 if self._number == self._number_seen else 0
+        self._number_seen = self._number
+        told = sorted({rank for beat in self._beats for rank in beat.given_up})
+        if told:
+            return Verdict(told, f"another worker gave up on {self._name(told)}")
+        if self._looks_in_vain >= patience_rounds:
+            return self._store_lost()
+        silent = [r for r, rounds in enumerate(self._silent_rounds) if r != self._rank and rounds >= patience_rounds]
+        if not silent:
+            return None
+        left = [r for r in silent if self._beats[r].left]
+        if left:
+            return Verdict(left, f"{self._name(left)} left the run")
+        seconds = patience_rounds * self.interval_seconds
+        return Verdict(silent, f"{self._name(silent)} gave no sign of life for {seconds:.1f} s")
+
+    def late(self) -> Verdict | None:
+        """Workers that have not entered the collective in which this one waits."""
+        ranks = [r for r, b in enumerate(self._beats) if r != self._rank and b.collectives < self.collectives]
+        return Verdict(ranks, f"{self._name(ranks)} did not come, though alive") if ranks else None
+
+    def give_up(self, ranks: list[int]) -> None:
+        """Tell the others whom this worker waited for in vain, so that they need not."""
+        self._given_up = tuple(ranks)
+        self._tell()
+
+    def leave(self, linger_seconds: float) -> None:
+        """Say goodbye and end the thread; whoever holds the store lets the others go first."""
+        self._left = True
+        self._tell()
+        deadline = time.monotonic() + linger_seconds
+        while self._rank == self._store_rank and self._waited_for() and time.monotonic() < deadline:
+            self._tell()
+        self._stopped.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(self.interval_seconds)
+
+    def _waited_for(self) -> bool:
+        done = {self._rank, *self._given_up}
+        return any(rank not in done and not beat.left for rank, beat in enumerate(self._beats))
+
+    def _store_lost(self) -> Verdict:
+        if self._store_rank is None:
+            return Verdict([], "torchrun's store does not answer: its agent is gone, or this worker is cut off")
+        name = self._names[self._store_rank]
+        return Verdict([self._store_rank], f"{name}, which holds the store, is gone, or this worker is cut off")
+
+    def _name(self, ranks: list[int]) -> str:
+        return ", ".join(self._names[rank] for rank in ranks)
+
+    def _tell(self) -> None:
+        """Have a beat written now, and wait for it, but not for ever."""
+        number, deadline = self._number, time.monotonic() + 2 * self.interval_seconds
+        while self._thread.is_alive() and self._number < number + 2 and time.monotonic() < deadline:
+            self._wake.set()
+            time.sleep(0.01)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                self._beat()
+                self._listen()
+                self._number += 1
+                self._wake.wait(self.interval_seconds)
+                self._wake.clear()
+        except RuntimeError:
+            return  # the store is gone: `look` notices that the rounds have ended
+
+    def _beat(self) -> None:
+        beat = [self._number, self.collectives, self._left, self._given_up]
+        self._store.set(self._keys[self._rank], json.dumps(beat))
+
+    def _listen(self) -> None:
+        for rank, value in enumerate(self._store.multi_get(self._keys)):
+            number, collectives, left, given_up = json.loads(value)
+            beat = Beat(number, collectives, left, tuple(given_up))
+            self._silent_rounds[rank] = 0 if beat != self._beats[rank] else self._silent_rounds[rank] + 1
+            self._beats[rank] = beat

@@ -1,0 +1,55 @@
+"""What collectives cost on modelled links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from isthmus.core.types import UserError
+
+PerLink = float | Sequence[Sequence[float]]  # one value for all links, or one per [sender][receiver]
+
+
+@dataclass(frozen=True)
+class Links:
+    """Bandwidth and latency of every link, [sender][receiver]. Links do not slow each other down.
+
+    A worker sends one message at a time and receives one at a time (its uplink and its downlink are what is slow).
+    """
+
+    bandwidth: Sequence[Sequence[float]]  # bits per second
+    latency: Sequence[Sequence[float]]  # seconds
+
+    @classmethod
+    def of(cls, num_workers: int, bandwidth_bits_per_second: PerLink | None, latency_seconds: PerLink) -> Links:
+        """Links between `num_workers`; a bandwidth of None is infinite."""
+        bandwidth = float("inf") if bandwidth_bits_per_second is None else bandwidth_bits_per_second
+        return cls(_matrix("bandwidth", bandwidth, num_workers), _matrix("latency", latency_seconds, num_workers))
+
+    def ring_seconds(self, num_steps: int, step_bytes: float) -> float:
+        """`num_steps` steps in which everybody sends `step_bytes` to the next rank; the slowest link sets the pace."""
+        size = len(self.latency)
+        hops = [(rank, (rank + 1) % size) for rank in range(size)]
+        return num_steps * max(self.latency[a][b] + self._send_seconds(a, b, step_bytes) for a, b in hops)
+
+    def exchange_seconds(self, num_bytes: list[list[int]]) -> float:
+        """Everybody sends `num_bytes[sender][receiver]` straight to everybody else."""
+        ranks = range(len(self.latency))
+        pairs = [(a, b) for a in ranks for b in ranks if a != b]
+        up, down = [0.0 for _ in ranks], [0.0 for _ in ranks]
+        for a, b in pairs:
+            seconds = self._send_seconds(a, b, num_bytes[a][b])
+            up[a] += seconds
+            down[b] += seconds
+        return max(up + down) + max((self.latency[a][b] for a, b in pairs), default=0.0)
+
+    def _send_seconds(self, sender: int, receiver: int, num_bytes: float) -> float:
+        return 8 * num_bytes / self.bandwidth[sender][receiver]
+
+
+def _matrix(name: str, value: PerLink, size: int) -> Sequence[Sequence[float]]:
+    if isinstance(value, (int, float)):
+        return [[float(value)] * size for _ in range(size)]
+    if len(value) != size or any(len(row) != size for row in value):
+        raise UserError(f"{name}: give one number, or {size} rows of {size} (sender x receiver)")
+    return value

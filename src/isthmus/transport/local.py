@@ -1,0 +1,232 @@
+"""All workers in one process: a thread each, real bytes, and a virtual clock over modelled links.
+
+Every thread of a worker has a clock of its own, which starts at 0. `now` reads the calling thread's clock,
+`advance` moves it by what was computed, `wait_until` moves it on to a time handed over by another thread. A
+collective begins at the latest of its callers' clocks and sets all of them to its end. So on the communication
+thread a sync begins when it was submitted or when the one before has ended, and the training thread, once it
+needs the result, waits until that sync's end: what it computed meanwhile is hidden, not counted twice. Nothing
+depends on real time, so the same run gives the same times.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from isthmus.core.types import Peers
+from isthmus.transport.base import PeerLost, Stateful, TransportError, TransportLimits
+from isthmus.transport.links import Links, PerLink
+from isthmus.transport.peers import BufferPeers, name_workers, vote
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """What one worker brings to a collective."""
+
+    kind: str
+    start: float  # its clock
+    buffer: torch.Tensor
+    sizes: list[int]  # bytes for each rank
+    lost: bool = False
+
+
+class LocalWorld:
+    """The workers of one process and the links between them.
+
+    Args:
+        num_workers: how many.
+        bandwidth_bits_per_second: of every link, or one value per [sender][receiver]; None: infinite.
+        latency_seconds: of every link, or one value per [sender][receiver].
+        weights: each worker's share of the mean, summing to 1; None: equal shares.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        bandwidth_bits_per_second: PerLink | None = None,
+        latency_seconds: PerLink = 0.0,
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        self.num_workers = num_workers
+        self.links = Links.of(num_workers, bandwidth_bits_per_second, latency_seconds)
+        self.weights = [1 / num_workers] * num_workers if weights is None else list(weights)
+        self.refused: set[tuple[int, int]] = set()  # (outer_step, rank) of votes that will be no
+        self.lost: set[tuple[int, int]] = set()  # (outer_step, rank) of messages that will be lost
+        self._changed = threading.Condition()
+        self._gone: dict[int, str] = {}  # rank: what became of it
+        self._num_entered = [0] * num_workers  # collectives that each worker has entered
+        self._meetings: dict[int, dict[int, _Arrival]] = {}  # under that number: who has arrived, by rank
+
+    def kill(self, rank: int, reason: str = "was killed") -> None:
+        """Worker `rank`'s pending and later calls raise `TransportError`, those that wait for it `PeerLost`."""
+        with self._changed:
+            self._gone.setdefault(rank, reason)
+            self._changed.notify_all()
+
+    def refuse_commit(self, outer_step: int, rank: int = 0) -> None:
+        """Worker `rank` will vote against sync `outer_step`."""
+        self.refused.add((outer_step, rank))
+
+    def lose_message(self, outer_step: int, rank: int = 0) -> None:
+        """The first message of worker `rank` in sync `outer_step` will be lost: `TransportError` on all peers."""
+        self.lost.add((outer_step, rank))
+
+    def meet(self, rank: int, arrival: _Arrival) -> list[_Arrival]:
+        """Block until every worker has come to this collective; return what they brought, in rank order."""
+        with self._changed:
+            number = self._num_entered[rank]
+            self._num_entered[rank] += 1
+            meeting = self._meetings.setdefault(number, {})
+            meeting[rank] = arrival
+            if len(meeting) == self.num_workers:
+                del self._meetings[number]
+                self._changed.notify_all()
+            while True:
+                self.check_alive(rank)
+                if len(meeting) == self.num_workers:
+                    break
+                gone = sorted(self._gone.keys() - meeting.keys())
+                if gone:
+                    raise PeerLost(gone, "; ".join(f"worker {r} {self._gone[r]}" for r in gone))
+                self._changed.wait()
+        arrivals = [meeting[r] for r in range(self.num_workers)]
+        lost = [r for r, a in enumerate(arrivals) if a.lost]
+        if lost:
+            raise TransportError(f"a message of {name_workers(lost)} was lost")
+        calls = [f"{a.kind} of {a.sizes} bytes" for a in arrivals]
+        if len(set(calls)) > 1:
+            raise TransportError(f"workers disagree, in rank order they called: {', '.join(calls)}")
+        return arrivals
+
+    def check_alive(self, rank: int) -> None:
+        """Raise `TransportError` when worker `rank` is gone."""
+        if rank in self._gone:
+            raise TransportError(f"worker {rank} {self._gone[rank]}")
+
+
+class Local:
+    """Worker `rank` of a `LocalWorld`: a transport for tests, notebooks, the simulator and the planner."""
+
+    limits = TransportLimits()
+
+    def __init__(self, world: LocalWorld, rank: int) -> None:
+        self.world = world
+        self.rank = rank
+        self.num_workers = world.num_workers
+        self._clock = threading.local()
+
+    def join(self, replica: Stateful) -> None:
+        """Nothing to do: all workers are there from the beginning."""
+
+    def quorum(self, outer_step: int) -> Peers:
+        """All workers, always; the sync begins at the calling thread's time."""
+        self.world.check_alive(self.rank)
+        return _LocalPeers(self, outer_step)
+
+    def commit(self, peers: Peers, ok: bool, fingerprint: bytes = b"") -> bool:
+        """Vote; see `Transport.commit`."""
+        assert isinstance(peers, _LocalPeers)
+        refused = (peers.outer_step, self.rank) in self.world.refused
+        return vote(peers, ok and not refused, fingerprint)
+
+    def leave(self) -> None:
+        """Peers that still wait for this worker, or come to, get `PeerLost`."""
+        self.world.kill(self.rank, "left")
+
+    def now(self) -> float:
+        """The calling thread's virtual time in seconds."""
+        return getattr(self._clock, "seconds", 0.0)
+
+    def advance(self, seconds: float) -> None:
+        """The calling thread computed for `seconds`."""
+        self._clock.seconds = self.now() + seconds
+
+    def wait_until(self, seconds: float) -> None:
+        """The calling thread waited for something that happened at `seconds`."""
+        self._clock.seconds = max(self.now(), seconds)
+
+
+class _LocalPeers(BufferPeers):
+    """All workers of the world."""
+
+    def __init__(self, transport: Local, outer_step: int) -> None:
+        super().__init__(transport.rank, list(transport.world.weights))
+        self.outer_step = outer_step
+        self._transport = transport
+
+    def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
+        arrivals = self._meet("mean", buffer, [4 * len(buffer)])
+        steps = 2 * (self.size - 1)
+        self._finish(arrivals, self._links.ring_seconds(steps, 4 * len(buffer) / self.size))
+        total = arrivals[0].buffer.clone()
+        for arrival in arrivals[1:]:
+            total += arrival.buffer
+        return total
+
+    def _all_gather(self, buffer: torch.Tensor) -> torch.Tensor:
+        arrivals = self._meet("gather", buffer, [len(buffer)])
+        self._finish(arrivals, self._links.ring_seconds(self.size - 1, len(buffer)))
+        return torch.cat([arrival.buffer for arrival in arrivals])
+
+    def _all_to_all(self, buffer: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        arrivals = self._meet("exchange", buffer, sizes)
+        self._finish(arrivals, self._links.exchange_seconds([arrival.sizes for arrival in arrivals]))
+        start, end = sum(sizes[: self.rank]), sum(sizes[: self.rank + 1])
+        return torch.cat([arrival.buffer[start:end] for arrival in arrivals])
+
+    @property
+    def _links(self) -> Links:
+        return self._transport.world.links
+
+    def _meet(self, kind: str, buffer: torch.Tensor, sizes: list[int]) -> list[_Arrival]:
+        world, key = self._transport.world, (self.outer_step, self.rank)
+        lost = key in world.lost
+        world.lost.discard(key)
+        return world.meet(self.rank, _Arrival(kind, self._transport.now(), buffer, sizes, lost))
+
+    def _finish(self, arrivals: list[_Arrival], seconds: float) -> None:
+        self._transport.wait_until(max(arrival.start for arrival in arrivals) + seconds)
+
+
+def run_workers(
+    world: LocalWorld, function: Callable[[int, Local], Result], timeout_seconds: float = 300.0
+) -> list[Result]:
+    """Run `function(rank, transport)` for every worker, a thread each; return what they returned, in rank order.
+
+    Raises:
+        Exception: the first that any worker raised; its peers get `PeerLost`.
+        TransportError: workers were still busy after `timeout_seconds` of real time.
+    """
+    results: dict[int, Result] = {}
+    errors: list[BaseException] = []
+
+    def work(rank: int) -> None:
+        transport = Local(world, rank)
+        try:
+            results[rank] = function(rank, transport)
+            transport.leave()
+        except BaseException as error:
+            errors.append(error)
+            world.kill(rank, f"failed ({type(error).__name__}: {error})")
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(world.num_workers)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + timeout_seconds
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    busy = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
+    for rank in busy:
+        world.kill(rank, f"was stopped after {timeout_seconds} s")
+    if errors:
+        raise errors[0]
+    if busy:
+        raise TransportError(f"{name_workers(busy)} still ran after {timeout_seconds} s")
+    return [results[rank] for rank in range(world.num_workers)]

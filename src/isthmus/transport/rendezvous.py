@@ -1,0 +1,87 @@
+"""How the ranks of torch.distributed find one another."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import socket
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from isthmus.core.types import UserError
+from isthmus.transport.base import PeerLost
+from isthmus.transport.peers import name_workers
+
+_meetings = itertools.count()
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a worker shows the others when they meet."""
+
+    host: str
+    identity: dict[str, str]
+
+
+def find_world() -> tuple[int, int]:
+    """Rank and number of ranks: of torch.distributed where it is initialised, else as the launcher says, else 0, 1."""
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return 0, 1
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise UserError(
+            f"WORLD_SIZE is {size}, but {', '.join(missing)} not set: start with torchrun or isthmus launch"
+        )
+    return int(os.environ["RANK"]), size
+
+
+def initialise(backend: str, timeout_seconds: float) -> None:
+    """Initialise torch.distributed from the launcher's environment."""
+    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+    except (RuntimeError, ValueError) as error:
+        if "EADDRINUSE" in str(error):
+            raise UserError(f"port {port} is in use on this machine: set MASTER_PORT to a free one") from error
+        raise UserError(
+            f"worker {os.environ['RANK']} cannot meet the others at {address}:{port}: have all "
+            f"{os.environ['WORLD_SIZE']} ranks started, and can they reach that port? ({first_line(error)})"
+        ) from error
+
+
+def open_store() -> tuple[Store, int | None]:
+    """A new connection to the store of torch.distributed, and the rank that holds it (None: torchrun's agent)."""
+    connection = dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
+    store = PrefixStore(f"isthmus/{next(_meetings)}", connection)
+    return store, None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
+
+
+def exchange_cards(
+    store: Store, rank: int, num_workers: int, identity: dict[str, str], timeout_seconds: float
+) -> list[Card]:
+    """Show this worker's card, and read everybody's in rank order.
+
+    Raises:
+        PeerLost: names the workers that did not come within the timeout.
+    """
+    keys = [f"card/{r}" for r in range(num_workers)]
+    store.set(keys[rank], json.dumps(asdict(Card(socket.gethostname(), identity))))
+    try:
+        store.wait(keys, timedelta(seconds=timeout_seconds))
+    except RuntimeError as error:
+        missing = [r for r, key in enumerate(keys) if not store.check([key])]
+        raise PeerLost(missing, f"{name_workers(missing)} did not join within {timeout_seconds:g} s") from error
+    return [Card(**json.loads(value)) for value in store.multi_get(keys)]
+
+
+def first_line(error: Exception) -> str:
+    """The part of a message of torch or gloo that people can read: no source path, no advice."""
+    return re.sub(r"^\[[^]]*\] ", "", str(error).split("\n")[0]).split(". ")[0]

@@ -1,0 +1,49 @@
+"""A list of tensors as one buffer of bytes, and back. No headers: both sides know shapes and dtypes."""
+
+from __future__ import annotations
+
+import torch
+
+from isthmus.core.types import Tensors
+from isthmus.transport.base import TransportError
+
+
+def num_bytes(tensors: Tensors) -> int:
+    """Bytes these tensors take on the wire."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def pack(tensors: Tensors) -> torch.Tensor:
+    """Copy tensors, end to end and without gaps, into a new [num_bytes] uint8 buffer on their device."""
+    if not tensors:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.cat([tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors])
+
+
+def unpack(buffer: torch.Tensor, like: Tensors) -> Tensors:
+    """The inverse of `pack`: tensors in the shapes and dtypes of `like`.
+
+    They are views of `buffer`; only a tensor that begins at an odd offset (a float32 behind three bytes, say),
+    where memory cannot be read as its dtype, is a copy.
+
+    Args:
+        buffer: [num_bytes] uint8.
+        like: tensors whose values do not matter.
+
+    Raises:
+        TransportError: the buffer has another size than `like`.
+    """
+    if buffer.numel() != num_bytes(like):
+        raise TransportError(
+            f"a message of {buffer.numel()} bytes came where {num_bytes(like)} were expected: "
+            "do all workers run the same model and configuration?"
+        )
+    tensors, start = [], 0
+    for tensor in like:
+        end = start + tensor.numel() * tensor.element_size()
+        part = buffer[start:end]
+        if part.storage_offset() % tensor.element_size():
+            part = part.clone()
+        tensors.append(part.view(tensor.dtype).view(tensor.shape))
+        start = end
+    return tensors

@@ -1,0 +1,155 @@
+"""Real processes over gloo. BUDGET is the sync budget of the tests in which somebody is lost."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from isthmus.core import UserError
+from isthmus.transport.torch_dist import TorchDist
+
+BUDGET = 6.0
+SLACK = 3.0  # seconds that a crowded machine may add to an exit
+LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    for name in LAUNCHER:
+        monkeypatch.delenv(name, raising=False)
+
+
+def results(ended):
+    assert [worker.code for worker in ended] == [0] * len(ended), ended
+    return [worker.result for worker in ended]
+
+
+@pytest.mark.parametrize(
+    ("size", "victim", "how"), [(3, 2, "SIGKILL"), (3, 0, "SIGKILL"), (3, 1, "SIGSTOP"), (2, 0, "SIGSTOP")]
+)
+def test_a_worker_lost_in_a_reduction_is_named_within_the_budget_and_the_others_exit(zygote, size, victim, how):
+    ended = zygote.run("lose_a_worker", size, within_seconds=30, victim=victim, how=how, budget=BUDGET)
+    for worker in ended[:victim] + ended[victim + 1 :]:
+        lost = worker.result
+        assert lost["ranks"] == lost["again"] == [victim]
+        assert f"worker {victim} (host {socket.gethostname()})" in lost["message"]
+        assert "\n" not in lost["message"]
+        assert ("holds the store" in lost["message"]) == (victim == 0) or "gave up on" in lost["message"]
+        assert lost["seconds"] < (4 if how == "SIGKILL" else BUDGET)
+        assert worker.code == 3, "exit code chosen by the scenario"
+        assert worker.ended_at - lost["ended_at"] < SLACK, "a stuck collective must not hold up the exit"
+
+
+def test_a_worker_that_does_not_come_is_named_though_alive(zygote):
+    lost, _ = results(zygote.run("come_late", 2, budget=2.0))
+    assert lost["ranks"] == [1]
+    assert "not done in 2 s, worker 1" in lost["message"]
+    assert "did not come, though alive" in lost["message"]
+
+
+def test_a_worker_that_left_is_named(zygote):
+    lost, _ = results(zygote.run("leave_early", 2, budget=BUDGET))
+    assert lost["ranks"] == [1]
+    assert "left the run" in lost["message"]
+
+
+def test_a_short_pause_is_forgiven(zygote):
+    assert results(zygote.run("pause", 2, budget=9.0, seconds=1.5)) == [True, True]
+
+
+def test_own_mistake_after_join_ends_the_process(zygote):
+    for worker in zygote.run("raise_after_join", 2, within_seconds=20):
+        assert worker.code == 1
+        assert "my own mistake" in worker.error
+
+
+def test_different_configurations_are_found_at_join(zygote):
+    identities = [{"model.seed": "1", "outer.schedule.local_steps": steps} for steps in ("50", "40", "50")]
+    expected = "workers differ in outer.schedule.local_steps: workers 0, 2 have 50, worker 1 has 40"
+    assert results(zygote.run("join_only", 3, identities=identities)) == [expected] * 3
+
+
+def test_equal_configurations_join(zygote):
+    identities = [{"model.seed": "1"}] * 2
+    assert results(zygote.run("join_only", 2, identities=identities, expected_workers=2)) == [None] * 2
+
+
+def test_wrong_number_of_ranks(zygote):
+    expected = "the configuration says 4 workers, but 2 ranks started"
+    assert results(zygote.run("join_only", 2, expected_workers=4)) == [expected] * 2
+
+
+def test_missing_ranks(zygote):
+    (message,) = results(zygote.run("join_only", 1, env={"WORLD_SIZE": "2"}, budget=0.2))
+    assert "worker 0 cannot meet the others at 127.0.0.1:" in message
+    assert "have all 2 ranks started" in message
+
+
+def test_port_in_use(zygote):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        (message,) = results(zygote.run("join_only", 1, env={"WORLD_SIZE": "2", "MASTER_PORT": port}))
+    assert message == f"port {port} is in use on this machine: set MASTER_PORT to a free one"
+
+
+def test_two_runs_in_one_process(zygote):
+    assert results(zygote.run("two_runs_in_one_process", 2)) == [[0.5, 1.5]] * 2
+
+
+def test_where_torch_distributed_is_initialised_already(zygote):
+    for outcomes, own_sum in results(zygote.run("contract_where_initialised_already", 2)):
+        assert not any(outcomes.values())
+        assert own_sum == 2.0
+
+
+def test_collectives_beside_training_that_communicates_itself(zygote):
+    assert results(zygote.run("overlap_with_training", 2)) == [[[0.5] * 20, 1.0]] * 2
+
+
+def test_under_torchrun(tmp_path):
+    scenarios = Path(__file__).with_name("transport_scenarios.py")
+    env = {key: value for key, value in os.environ.items() if key not in LAUNCHER} | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(scenarios)]
+    ended = subprocess.run([*command, str(tmp_path)], env=env, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["0.5", "0.5"]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_worker_alone_needs_no_launcher():
+    transport = TorchDist(expected_workers=1)
+    transport.join(None)
+    peers = transport.quorum(0)
+    assert (peers.rank, peers.size, peers.weights) == (0, 1, [1.0])
+    assert peers.mean([torch.ones(3)])[0].tolist() == [1.0] * 3
+    assert transport.commit(peers, True, b"12345678")
+    assert not torch.distributed.is_initialized()
+    transport.leave()
+
+
+@pytest.mark.usefixtures("alone")
+def test_alone_though_the_configuration_says_more():
+    with pytest.raises(UserError, match="the configuration says 4 workers, but 1 rank started"):
+        TorchDist(expected_workers=4).join(None)
+
+
+@pytest.mark.usefixtures("alone")
+def test_incomplete_environment(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(UserError, match="WORLD_SIZE is 2, but MASTER_ADDR, MASTER_PORT not set: start with torchrun"):
+        TorchDist().join(None)
+
+
+def test_limits():
+    assert TorchDist().limits.safe_to_overlap
+    assert not TorchDist(backend="nccl").limits.safe_to_overlap
+
+
+def test_a_call_after_leaving_is_an_error(zygote):
+    messages = results(zygote.run("call_after_leaving", 2))
+    assert messages == ["mean of sync 0: this worker has not joined, or has left"] * 2

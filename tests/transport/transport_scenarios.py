@@ -1,0 +1,165 @@
+"""What the workers of tests/transport do in processes of their own; each returns something JSON can hold."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from transport_contract import run_checks
+
+from isthmus.core import UserError
+from isthmus.transport import PeerLost, TransportError
+from isthmus.transport.torch_dist import TorchDist
+
+
+def contract(rank):
+    return run_checks(TorchDist(sync_budget_seconds=20), rank, int(os.environ["WORLD_SIZE"]))
+
+
+def contract_where_initialised_already(rank):
+    dist.init_process_group("gloo")
+    outcomes = run_checks(TorchDist(sync_budget_seconds=20), rank, int(os.environ["WORLD_SIZE"]))
+    ours = torch.ones(1)
+    dist.all_reduce(ours)  # the user's own group still works
+    dist.destroy_process_group()
+    return outcomes, ours.item()
+
+
+def two_runs_in_one_process(rank):
+    means = []
+    for run in range(2):
+        transport = TorchDist(sync_budget_seconds=20)
+        transport.join(None)
+        means.append(transport.quorum(0).mean([torch.tensor([float(rank + run)])])[0].item())
+        transport.leave()
+    return means
+
+
+def join_only(rank, identities=None, expected_workers=None, budget=10.0):
+    """Try to join with this rank's configuration; return the user error, if any."""
+    transport = TorchDist(budget, identity=identities and identities[rank], expected_workers=expected_workers)
+    try:
+        transport.join(None)
+    except UserError as error:
+        return str(error)
+    transport.leave()
+    return None
+
+
+def lose_a_worker(rank, victim, how, budget):
+    """Average for ever; the victim dies or stops while a reduction runs. The others get `PeerLost` and exit with 3."""
+    transport = TorchDist(budget)
+    transport.join(None)
+    peers, values = transport.quorum(7), torch.zeros(2_000_000)
+    if rank == victim:
+        threading.Timer(0.3, os.kill, (os.getpid(), getattr(signal, how))).start()
+    lost = {"exit_code": 3}
+    try:
+        while True:
+            start = time.monotonic()
+            peers.mean([values])
+    except PeerLost as error:
+        lost.update(seconds=time.monotonic() - start, ranks=error.ranks, message=str(error))
+    try:
+        transport.quorum(8).mean([values])
+    except PeerLost as error:
+        lost["again"] = error.ranks
+    return {**lost, "ended_at": time.monotonic()}
+
+
+def pause(rank, budget, seconds):
+    """Worker 1 is stopped for a while in the middle of a reduction."""
+    transport = TorchDist(budget)
+    transport.join(None)
+    peers, own = transport.quorum(0), os.getpid()
+    if rank == 1 and os.fork() == 0:
+        time.sleep(0.3)
+        os.kill(own, signal.SIGSTOP)
+        time.sleep(seconds)
+        os.kill(own, signal.SIGCONT)
+        os._exit(0)
+    start = time.monotonic()
+    for _ in range(10):
+        peers.mean([torch.zeros(100_000)])
+        time.sleep(0.1)
+    paused = time.monotonic() - start > seconds
+    transport.leave()
+    return paused
+
+
+def come_late(rank, budget):
+    """Worker 1 is alive, but does not take part."""
+    transport = TorchDist(budget)
+    transport.join(None)
+    peers = transport.quorum(0)
+    peers.mean([torch.zeros(1)])
+    if rank == 1:
+        time.sleep(budget * 1.5)
+        return None
+    try:
+        peers.mean([torch.zeros(1)])
+    except PeerLost as error:
+        return {"ranks": error.ranks, "message": str(error)}
+
+
+def leave_early(rank, budget):
+    """Worker 1 leaves; worker 0 averages on."""
+    transport = TorchDist(budget)
+    transport.join(None)
+    peers = transport.quorum(0)
+    peers.mean([torch.zeros(1)])
+    if rank == 1:
+        transport.leave()
+        return None
+    try:
+        peers.mean([torch.zeros(1)])
+    except PeerLost as error:
+        return {"ranks": error.ranks, "message": str(error)}
+
+
+def overlap_with_training(rank):
+    """Collectives on a communication thread while the training thread uses a group of its own."""
+    transport = TorchDist(20)
+    transport.join(None)
+    sums = []
+    peers = transport.quorum(0)
+    thread = threading.Thread(
+        target=lambda: sums.extend(peers.mean([torch.full((100_000,), float(rank))])[0][0].item() for _ in range(20))
+    )
+    thread.start()
+    inner = torch.ones(1)
+    for _ in range(50):
+        dist.all_reduce(inner)
+        inner /= 2
+    thread.join()
+    transport.leave()
+    return sums, inner.item()
+
+
+def raise_after_join(rank):
+    """A worker whose own code fails must not hang at exit, nor may the one that then waits for it."""
+    TorchDist(6).join(None)
+    raise RuntimeError("my own mistake")
+
+
+def call_after_leaving(rank):
+    transport = TorchDist(10)
+    transport.join(None)
+    peers = transport.quorum(0)
+    transport.leave()
+    try:
+        peers.mean([torch.zeros(1)])
+    except TransportError as error:
+        return str(error)
+
+
+if __name__ == "__main__":  # a worker under torchrun
+    transport = TorchDist(20)
+    transport.join(None)
+    mean = transport.quorum(0).mean([torch.tensor([float(transport.rank)])])[0].item()
+    Path(sys.argv[1], str(transport.rank)).write_text(str(mean))
+    transport.leave()
