@@ -1,0 +1,16 @@
+"""The models that are trained. They cannot know that they are trained on islands."""
+
+from isthmus.core.registry import Registry
+from isthmus.models.base import CausalLM, ModelSpec, Module
+
+MODELS = Registry(
+    "model",
+    {
+        "gpt_neox": "isthmus.models.gpt_neox:GPTNeoX",
+        "gpt_neo": "isthmus.models.gpt_neo:GPTNeo",
+        "huggingface": "isthmus.models.huggingface:HuggingFace",
+        "module": "isthmus.models.base:Module",
+    },
+)
+
+__all__ = ["MODELS", "CausalLM", "ModelSpec", "Module"]

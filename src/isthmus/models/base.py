@@ -1,0 +1,90 @@
+"""The contract of every model: a module that maps a batch to the mean of its losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from isthmus.core.types import UserError
+from isthmus.inner.step import Batch
+
+
+class ModelSpec(Protocol):
+    """A model's description: a frozen dataclass whose fields are its options."""
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens a sample is trained on."""
+        ...
+
+    def build(self, seed: int = 0) -> nn.Module:
+        """The module `batch -> scalar loss`; equal seeds give equal weights. Weights are float32, on the CPU."""
+        ...
+
+
+class CausalLM(nn.Module):
+    """A network from tokens to logits, trained to predict the next token.
+
+    Blocks stay where the network has them: inside its `nn.ModuleList`, by which fragments and Muon find them.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network  # of transformers: (input_ids) -> output with .logits [batch, seq, vocab]
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Mean cross-entropy, in nats a token, of {"tokens": [batch, seq + 1] int64}."""
+        tokens = batch["tokens"]
+        logits = self.network(input_ids=tokens[:, :-1]).logits
+        return cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+@dataclass(frozen=True)
+class Module:
+    """Any `nn.Module` by its import path, built with `arguments`; its forward maps a batch to its mean loss."""
+
+    path: str  # "package.module:Class"
+    arguments: dict[str, Any] = field(default_factory=dict)
+    sequence_length: int = 128
+
+    def build(self, seed: int = 0) -> nn.Module:
+        """The module, its own initialisation seeded."""
+        module, _, name = self.path.partition(":")
+        try:
+            make: Callable[..., nn.Module] = getattr(import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise UserError(f'model: {self.path!r} cannot be imported as "package.module:Class": {error}') from error
+        with seeded(seed):
+            try:
+                return make(**self.arguments)
+            except TypeError as error:
+                raise UserError(f"model: {self.path!r} does not take these arguments: {error}") from error
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw random numbers on the CPU from `seed`, then let the generator go on as if nothing had happened."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def check_transformer(spec: Any, *sizes: str) -> None:
+    """Refuse sizes below 1, heads that do not divide the hidden size, and a dropout that is no probability."""
+    for name in ("hidden_size", "num_layers", "num_heads", "vocab_size", "sequence_length", *sizes):
+        if getattr(spec, name) < 1:
+            raise UserError(f"model: {name} is {getattr(spec, name)}; choose at least 1")
+    if spec.hidden_size % (2 * spec.num_heads):
+        raise UserError(
+            f"model: hidden_size {spec.hidden_size} does not split into {spec.num_heads} heads of even size; "
+            f"choose a multiple of {2 * spec.num_heads}"
+        )
+    if not 0 <= spec.dropout < 1:
+        raise UserError(f"model: dropout is {spec.dropout}; choose at least 0 and below 1")

@@ -1,0 +1,50 @@
+"""GPT-Neo, from transformers' own classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from isthmus.models.base import CausalLM, check_transformer, seeded
+
+
+@dataclass(frozen=True)
+class GPTNeo:
+    """GPT-Neo (EleutherAI 2021): global and local attention in turn, learned positions, tied head."""
+
+    hidden_size: int = 128
+    num_layers: int = 4
+    num_heads: int = 4
+    window_size: int = 256  # tokens that local attention sees
+    vocab_size: int = 256
+    sequence_length: int = 128
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_transformer(self, "window_size")
+
+    def build(self, seed: int = 0) -> nn.Module:
+        """The model with float32 weights drawn from `seed`."""
+        from transformers import GPTNeoConfig, GPTNeoForCausalLM  # takes seconds to import
+
+        pairs, odd = divmod(self.num_layers, 2)
+        config = GPTNeoConfig(
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            intermediate_size=4 * self.hidden_size,
+            attention_types=[[["global", "local"], pairs], [["global"], odd]],
+            window_size=self.window_size,
+            activation_function="gelu_pytorch_tanh",  # equals gelu_new, in one kernel
+            vocab_size=self.vocab_size,
+            max_position_embeddings=self.sequence_length,
+            attention_dropout=self.dropout,
+            embed_dropout=self.dropout,
+            resid_dropout=self.dropout,
+            use_cache=False,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        with seeded(seed):
+            return CausalLM(GPTNeoForCausalLM(config))

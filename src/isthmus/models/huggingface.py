@@ -1,0 +1,60 @@
+"""Any causal language model of transformers, from a local folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from isthmus.core.types import UserError
+from isthmus.models.base import CausalLM, seeded
+
+
+@dataclass(frozen=True)
+class HuggingFace:
+    """The model that the `config.json` of a folder describes. Never downloads, never runs code from the folder."""
+
+    path: str
+    sequence_length: int = 128
+    pretrained: bool = False  # load the folder's weights instead of drawing them from the seed
+
+    def __post_init__(self) -> None:
+        if not (Path(self.path) / "config.json").is_file():
+            raise UserError(f"model: no config.json in {self.path!r}; give a folder with one")
+
+    def build(self, seed: int = 0) -> nn.Module:
+        """The model with float32 weights, drawn from `seed` or loaded."""
+        from transformers import AutoModelForCausalLM  # takes seconds to import
+
+        config = self._config()
+        with seeded(seed):
+            try:
+                if self.pretrained:
+                    network = AutoModelForCausalLM.from_pretrained(
+                        self.path, config=config, dtype=torch.float32, local_files_only=True
+                    )
+                else:
+                    network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            except (OSError, ValueError) as error:
+                raise UserError(f"model: {self.path!r} cannot be loaded: {_first_line(error)}") from error
+        return CausalLM(network.train())
+
+    def _config(self) -> Any:
+        from transformers import AutoConfig
+
+        try:
+            config = AutoConfig.from_pretrained(self.path, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise UserError(f"model: {self.path!r} has no usable config.json: {_first_line(error)}") from error
+        longest = getattr(config, "max_position_embeddings", None)
+        if longest is not None and self.sequence_length > longest:
+            raise UserError(f"model: sequence_length {self.sequence_length} exceeds the model's {longest} positions")
+        config.use_cache = False
+        return config
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]
