@@ -1,0 +1,95 @@
+"""Text as bytes: a file, a folder, or the Python standard library's own source."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from isthmus.core.types import UserError
+from isthmus.data.tokens import TokenCorpus, Tokens
+
+_NOT_STDLIB = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
+_END_OF_FILE = b"\0"
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text whose tokens are its bytes.
+
+    A folder is read whole, files in the order of their paths, and split by file: a hash of the relative path says on
+    which side a file lies, so files that come or go leave the others where they are. A single file is mapped, not
+    read, and split by position: its end is the validation data.
+    """
+
+    source: str = "stdlib"  # a file, a folder, or "stdlib": the running interpreter's library without its tests
+    validation_fraction: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0 < self.validation_fraction < 1:
+            raise UserError(f"data: validation_fraction is {self.validation_fraction}; choose one between 0 and 1")
+
+    def open(self, sequence_length: int) -> TokenCorpus:
+        """Read the text and cut it into samples of `sequence_length` bytes."""
+        root = Path(sysconfig.get_path("stdlib") if self.source == "stdlib" else self.source)
+        if not root.exists():
+            raise UserError(f"data: {self.source!r} does not exist; give a file, a folder or stdlib")
+        try:
+            files = self._files(root)
+            if not files:
+                raise UserError(f"data: {self.source!r} holds no text; give a file or folder that is not empty")
+            train, validation = self._split_file(*files) if len(files) == 1 else self._split_folder(root, files)
+        except OSError as error:
+            raise UserError(f"data: cannot read {error.filename!r}: {error.strerror}") from error
+        return TokenCorpus(train, validation, sequence_length, vocab_size=256)
+
+    def _files(self, root: Path) -> list[Path]:
+        """All files that are not empty, sorted by path."""
+        if root.is_file():
+            found = [root]
+        elif self.source == "stdlib":
+            found = [path for path in _walk(root, skip=_NOT_STDLIB) if path.suffix == ".py"]
+        else:
+            found = _walk(root)
+        return [path for path in found if path.is_file() and path.stat().st_size > 0]
+
+    def _split_file(self, path: Path) -> tuple[Tokens, Tokens]:
+        data = np.memmap(path, dtype=np.uint8, mode="r")
+        cut = round(len(data) * (1 - self.validation_fraction))
+        return data[:cut], data[cut:]
+
+    def _split_folder(self, root: Path, files: list[Path]) -> tuple[Tokens, Tokens]:
+        rank = {path: _hash(path.relative_to(root).as_posix()) for path in files}
+        held_out = {path for path in files if rank[path] < self.validation_fraction}
+        # at least one file on either side
+        held_out.add(min(files, key=rank.__getitem__))
+        held_out.discard(max(files, key=rank.__getitem__))
+        return _read(path for path in files if path not in held_out), _read(path for path in files if path in held_out)
+
+
+def _walk(root: Path, skip: frozenset[str] = frozenset()) -> list[Path]:
+    """All files below `root` but those in folders named in `skip`, sorted; links to folders are not followed."""
+    paths = []
+    for folder, folders, names in os.walk(root, onerror=_raise):
+        folders[:] = [name for name in folders if name not in skip]
+        paths += [Path(folder, name) for name in names]
+    return sorted(paths)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _hash(text: str) -> float:
+    """A number from 0 to 1, the same on every machine."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()[:8], "big") / 2**64
+
+
+def _read(files: Iterable[Path]) -> Tokens:
+    """The bytes of all files, a zero byte after each."""
+    return np.frombuffer(b"".join(path.read_bytes() + _END_OF_FILE for path in files), dtype=np.uint8)
