@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Protocol
 
 import torch
 
 from isthmus.core.types import Peers, State, Tensors
+
+_SLICE_VALUES = 1 << 17
 
 
 class Compressor(Protocol):
@@ -58,7 +61,7 @@ class Codec:
         raise NotImplementedError
 
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
-        """[num_rows, row_bytes] uint8 -> [num_rows, row] float32."""
+        """[num_rows, row_bytes] uint8 -> [num_rows, row] float32, in memory of its own."""
         raise NotImplementedError
 
     def to_rows(self, tensors: Tensors) -> torch.Tensor:
@@ -76,12 +79,12 @@ class Codec:
         return joined.view(-1, self.row)
 
     def from_rows(self, rows: torch.Tensor, like: Tensors) -> Tensors:
-        """The inverse of `to_rows`: float32 tensors in the shapes of `like`, views of `rows` where possible."""
+        """The inverse of `to_rows`: float32 tensors in the shapes of `like`; takes over the memory of `rows`."""
         whole, rest = _split_by_fit(like, self.row)
         sizes = [tensor.numel() for tensor in whole + rest]
-        views = iter(rows.reshape(-1)[: sum(sizes)].split_with_sizes(sizes))
-        flat = {True: [next(views) for _ in whole], False: [next(views) for _ in rest]}
-        return [flat[tensor.numel() % self.row == 0].pop(0).view(tensor.shape) for tensor in like]
+        views = rows.reshape(-1)[: sum(sizes)].split_with_sizes(sizes)
+        fitting, joined = iter(views[: len(whole)]), iter(views[len(whole) :])
+        return [next(joined if tensor.numel() % self.row else fitting).view(tensor.shape) for tensor in like]
 
     def num_rows(self, like: Tensors) -> int:
         """Rows that tensors of these shapes take."""
@@ -98,7 +101,7 @@ class Codec:
         own = self.encode(rows, generator)
         if gathers(self, peers.size):
             mean = self._weighted_mean(peers.gather([own]), peers.weights)
-            residual = rows - self.decode(own)
+            residual = self.decode(own).neg_().add_(rows)
         else:
             mean, residual = self._two_shots(rows, own, peers, generator)
         return self.from_rows(mean, local), self.from_rows(residual, local)
@@ -115,7 +118,7 @@ class Codec:
         received = peers.exchange([[part] for part in own.split_with_sizes(sizes)])
         part_mean = self._weighted_mean(received, peers.weights)
         encoded = self.encode(part_mean, generator)
-        residual = rows - self.decode(own)
+        residual = self.decode(own).neg_().add_(rows)
         if len(encoded):
             lost = (part_mean - self.decode(encoded)) / peers.weights[peers.rank]
             residual.split_with_sizes(sizes)[peers.rank].add_(lost)
@@ -132,9 +135,9 @@ class Codec:
         Product and sum are rounded one after the other, never fused: the same bits on every kind of machine.
         """
         counted = [(message, weight) for (message,), weight in zip(messages, weights, strict=True) if weight > 0]
-        mean = self.decode(counted[0][0]) * counted[0][1]
+        mean = self.decode(counted[0][0]).mul_(counted[0][1])
         for message, weight in counted[1:]:
-            mean += self.decode(message) * weight
+            mean += self.decode(message).mul_(weight)
         return mean
 
     def _generator(self, state: State, peers: Peers, device: torch.device) -> torch.Generator | None:
@@ -151,6 +154,12 @@ def gathers(codec: Codec, num_peers: int) -> bool:
     if codec.sparse:
         return num_peers < 2 * 4 * codec.row / codec.row_bytes
     return num_peers <= 2
+
+
+def slices(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Cut rows into parts whose intermediate results stay in the cache, or on an accelerator do not fill its memory."""
+    values = _SLICE_VALUES if rows.device.type == "cpu" else _SLICE_VALUES << 9
+    return torch.split(rows, max(1, values // math.prod(rows.shape[1:])))
 
 
 def _part_sizes(num_rows: int, weights: list[float]) -> list[int]:

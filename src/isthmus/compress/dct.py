@@ -9,10 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from isthmus.compress import native
-from isthmus.compress.base import Codec
+from isthmus.compress.base import Codec, slices
 from isthmus.core.types import Peers, State, Tensors, UserError
-
-_SLICE = 64  # tiles transformed at once, so that what lies between stays in the cache
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,8 @@ class DCT(Codec):
         return tiles.view(-1, self.row)
 
     def from_rows(self, rows: torch.Tensor, like: Tensors) -> Tensors:
-        """The inverse of `to_rows`: float32 tensors in the shapes of `like`."""
-        tiles = rows.clone().view(-1, self.tile, self.tile)
+        """The inverse of `to_rows`: float32 tensors in the shapes of `like`; takes over the memory of `rows`."""
+        tiles = rows.view(-1, self.tile, self.tile)
         _transform(tiles, _cosines(self.tile).T.contiguous())
         *parts, joined = tiles.split_with_sizes(self._num_tiles(like))
         vectors = [tensor.numel() for tensor in like if not self._is_matrix(tensor)]
@@ -148,7 +146,7 @@ def _transform(tiles: torch.Tensor, matrix: torch.Tensor) -> None:
     if native.run("transform_tiles", [tiles], matrix.shape[0], table=matrix):
         return
     matrix = matrix.to(tiles.device)
-    for part in torch.split(tiles, _SLICE):
+    for part in slices(tiles):
         largest = part.abs().amax(dim=(1, 2), keepdim=True)
         power = (largest.view(torch.int32) & 0x7F800000).view(torch.float32)
         snap = power.double() * (1.5 * 2**27)  # adding 1.5 * 2**52 steps and taking them off again rounds to a step

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from isthmus.compress import native
-from isthmus.compress.base import Codec
+from isthmus.compress.base import Codec, slices
 from isthmus.compress.packing import pack, unpack
 from isthmus.compress.scales import ScaleBits, check_scale_bits, decode_scale, encode_scale
 from isthmus.core.types import UserError
@@ -61,12 +61,15 @@ class Float4(Codec):
         midpoints = (magnitudes[1:] + magnitudes[:-1]) / 2
         if native.run("float4_encode", [rows, payload], self.block, self.scale_bits, table=midpoints):
             return payload
+        return torch.cat([self._encode(part, midpoints.tolist()) for part in slices(rows)])
+
+    def _encode(self, rows: torch.Tensor, midpoints: list[float]) -> torch.Tensor:
         magnitude = rows.abs()
         scale_code = encode_scale(magnitude.amax(dim=1, keepdim=True), self.scale_bits, round_up=True)
         scale = decode_scale(scale_code)
         magnitude *= torch.where(scale > 0, 1.0 / scale, 0.0)
         code = (rows < 0).to(torch.uint8) * 8
-        for midpoint in midpoints.tolist():
+        for midpoint in midpoints:
             code += magnitude >= midpoint
         return torch.cat([scale_code, pack(code, 4)], dim=1)
 

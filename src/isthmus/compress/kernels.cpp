@@ -58,14 +58,21 @@ float fold(float* x, int64_t n) {  // quantize.py: _fold
 
 float fitted_scale(const float* x, int64_t n, float* work) {  // quantize.py: _fitted_scale
   for (int64_t i = 0; i < n; i++) work[i] = std::fabs(x[i]);
-  const float total = fold(work, n), threshold = total / float(n) * 1.6f;
-  int32_t outer = 0;
-  for (int64_t i = 0; i < n; i++) {
-    const float magnitude = std::fabs(x[i]);
-    outer += magnitude > threshold;
-    work[i] = magnitude > threshold ? magnitude : 0.0f;
+  const float total = fold(work, n), mean = total / float(n);
+  float scales[2], fits[2];
+  for (int k = 0; k < 2; k++) {
+    const float cut = mean * (k == 0 ? 1.2f : 1.8f);
+    int32_t outer = 0;
+    for (int64_t i = 0; i < n; i++) {
+      const float magnitude = std::fabs(x[i]);
+      outer += magnitude > cut;
+      work[i] = magnitude > cut ? magnitude : 0.0f;
+    }
+    const float products = total + fold(work, n) * 2, squares = float(outer * 8 + n);
+    scales[k] = products * 3 / squares;
+    fits[k] = products / std::sqrt(squares);
   }
-  return (total + fold(work, n) * 2) * 3 / float(outer * 8 + n);
+  return fits[1] > fits[0] ? scales[1] : scales[0];
 }
 
 // packing.py: strip i of the row goes to bit `bits * i` of every byte

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from isthmus.compress import native
-from isthmus.compress.base import Codec
+from isthmus.compress.base import Codec, slices
 from isthmus.compress.packing import pack_sorted, sorted_bytes, unpack_sorted
 from isthmus.compress.quantize import Quantize
 from isthmus.core.types import Peers, State, UserError
@@ -75,11 +75,15 @@ class TopK(Codec):
         indices = rows.new_empty(len(rows), self.keep, dtype=torch.int64)
         if native.run("largest", [rows, indices], self.chunk, self.keep):
             return indices
-        # magnitude bits above, distance from the end below: no two keys are equal, and NaN is above infinity
-        shift = self.chunk.bit_length()
-        key = (rows.view(torch.int32) & 0x7FFFFFFF).long().bitwise_left_shift_(shift)
-        key |= torch.arange(self.chunk - 1, -1, -1, device=rows.device)
-        return key.topk(self.keep, dim=1, sorted=False).indices.sort(dim=1).values
+        return torch.cat([_largest(part, self.keep) for part in slices(rows)])
 
     def _generator(self, state: State, peers: Peers, device: torch.device) -> torch.Generator | None:
         return self.values._generator(state, peers, device)
+
+
+def _largest(rows: torch.Tensor, keep: int) -> torch.Tensor:
+    """Magnitude bits above, distance from the end below: no two keys are equal, and NaN is above infinity."""
+    length = rows.shape[1]
+    key = (rows.view(torch.int32) & 0x7FFFFFFF).long().bitwise_left_shift_(length.bit_length())
+    key |= torch.arange(length - 1, -1, -1, device=rows.device)
+    return key.topk(keep, dim=1, sorted=False).indices.sort(dim=1).values
