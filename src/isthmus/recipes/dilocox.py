@@ -1,0 +1,20 @@
+"""DiLoCoX (arXiv 2506.21263), without its adaptation of rank and H."""
+
+from isthmus.compress.feedback import ErrorFeedback
+from isthmus.compress.lowrank import LowRank
+from isthmus.compress.quantize import Quantize
+from isthmus.core import SyncSchedule
+from isthmus.recipes.base import Plan, Recipe, outer_sgd
+
+
+def dilocox(plan: Plan) -> Recipe:
+    """A sync takes a whole round (H = 125); low-rank factors in 4 bits, error feedback, delayed `Replace`.
+
+    "Dual optimizer policy" needs no code: every rank owns inner and outer optimizer of what it holds.
+    """
+    local_steps = plan.local_steps or 125
+    return Recipe(
+        schedule=SyncSchedule(local_steps, overlap_steps=local_steps),
+        compressor=ErrorFeedback(LowRank(rank=32, factors=Quantize(bits=4))),
+        optimizer=outer_sgd(plan),
+    )

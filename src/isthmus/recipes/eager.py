@@ -1,0 +1,20 @@
+"""Eager Updates (arXiv 2502.12996)."""
+
+from isthmus.compress.float4 import Float4
+from isthmus.core import SyncSchedule
+from isthmus.outer import Eager
+from isthmus.recipes.base import Plan, Recipe, outer_sgd
+
+
+def eager(plan: Plan) -> Recipe:
+    """One-outer-step overlap of arXiv 2502.12996: H = 30, a sync takes a whole round (tau = H), E3M0 on the wire.
+
+    "Delta(t-1) mean + (1/M) (own Delta(t) - own Delta(t-1))" is `Eager.outer_gradient`. Anchors are private.
+    """
+    local_steps = plan.local_steps or 30
+    return Recipe(
+        schedule=SyncSchedule(local_steps, overlap_steps=local_steps),
+        compressor=Float4("E3M0"),
+        optimizer=outer_sgd(plan),
+        merge=Eager(),
+    )

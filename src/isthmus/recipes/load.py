@@ -1,0 +1,128 @@
+"""From layers to one configuration: defaults < recipe < file < environment < command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from isthmus.compress import COMPRESSORS
+from isthmus.config import DEFAULTS, RunConfig, convert, describe, parse
+from isthmus.core import UserError
+from isthmus.outer import MERGES
+from isthmus.recipes.base import RECIPES, Plan, Recipe
+
+ENVIRONMENT_PREFIX = "ISTHMUS_"  # ISTHMUS_OUTER__SCHEDULE__LOCAL_STEPS=50
+_METHOD = ("schedule", "compressor", "merge", "optimizer", "split", "hash_every")  # what only an outer loop needs
+
+Layer = dict[str, Any]
+
+
+def load_config(
+    path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = (), workers: int | None = None
+) -> RunConfig:
+    """Read and check a configuration.
+
+    Args:
+        path: a YAML file; None takes the defaults.
+        overrides: such as "outer.schedule.local_steps=50"; values are YAML.
+        workers: number of workers, above everything else. Without a word about it: as many as were started
+            (WORLD_SIZE), or 1.
+
+    Raises:
+        UserError: one line that names what is wrong.
+    """
+    chosen: Layer = {}
+    for layer in (_read_file(path) if path else {}, _read_environment(), _read_overrides(overrides)):
+        chosen = merge(chosen, layer)
+    if workers is not None:
+        chosen = merge(chosen, {"train": {"workers": workers}})
+    base = merge(DEFAULTS, {"train": {"workers": os.environ.get("WORLD_SIZE", 1)}})
+    known = merge(base, chosen)
+    for section, values in known.items():
+        if not isinstance(values, Mapping):
+            raise UserError(f"{section}: expected keys and values, got {values!r}")
+    recipe = RECIPES.get(convert(known["outer"]["recipe"], str, "outer.recipe"))(_plan(known))
+    values = merge(merge(base, _layer(recipe)), chosen)
+    if recipe.schedule is None:
+        values["outer"] = {key: value for key, value in values["outer"].items() if key not in _METHOD}
+    return parse(values)
+
+
+def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Layer:
+    """`high` over `low`. A mapping refines the one below it, unless it names a `type`: that is a new component."""
+    merged = dict(low)
+    for key, value in high.items():
+        below = merged.get(key)
+        refines = isinstance(value, Mapping) and isinstance(below, Mapping) and "type" not in value
+        merged[key] = merge(below, value) if refines else value
+    return merged
+
+
+def _layer(recipe: Recipe) -> Layer:
+    """A recipe as configuration."""
+    outer = {
+        "schedule": recipe.schedule and asdict(recipe.schedule),
+        "compressor": describe(COMPRESSORS, recipe.compressor),
+        "merge": describe(MERGES, recipe.merge),
+        "optimizer": recipe.optimizer,
+        "split": recipe.split,
+    }
+    return {"outer": outer, "inner": recipe.inner}
+
+
+def _plan(known: Layer) -> Plan:
+    train, schedule = known["train"], known["outer"].get("schedule")
+    local_steps = schedule.get("local_steps") if isinstance(schedule, Mapping) else None
+    return Plan(
+        num_workers=convert(train["workers"], int, "train.workers"),
+        steps=convert(train["steps"], int, "train.steps"),
+        local_steps=convert(local_steps, int | None, "outer.schedule.local_steps"),
+    )
+
+
+def _read_file(path: str | os.PathLike[str]) -> Layer:
+    try:
+        values = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise UserError(f"cannot read the configuration {str(path)!r}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{str(path)!r} must hold sections such as model and train, got {values!r}")
+    return values
+
+
+def _read_environment() -> Layer:
+    layer: Layer = {}
+    for name, text in os.environ.items():
+        keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+        if name.startswith(ENVIRONMENT_PREFIX) and len(keys) > 1:
+            _insert(layer, keys, text, name)
+    return layer
+
+
+def _read_overrides(overrides: Iterable[str]) -> Layer:
+    layer: Layer = {}
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        if not equals or not path.strip():
+            raise UserError(f"cannot read {override!r}: write section.key=value, such as train.steps=100")
+        _insert(layer, path.strip().split("."), text, override)
+    return layer
+
+
+def _insert(layer: Layer, keys: list[str], text: str, source: str) -> None:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"the value of {source!r} is not YAML: {' '.join(str(error).split())}") from None
+    for key in keys[:-1]:
+        below = layer.get(key)
+        layer[key] = below if isinstance(below, dict) else {}
+        layer = layer[key]
+    layer[keys[-1]] = value

@@ -1,0 +1,1 @@
+"""The roof: whole runs, from a configuration to a summary."""

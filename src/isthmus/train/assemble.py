@@ -1,0 +1,136 @@
+"""From a configuration to the parts of one worker."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from isthmus.compress import COMPRESSORS
+from isthmus.config import OUTER_OPTIMIZERS, RunConfig, build, dump, factory, flat
+from isthmus.core import SPLITS, State, UserError
+from isthmus.data import DATA, Corpus
+from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES, SupervisedStep
+from isthmus.models import MODELS, ModelSpec
+from isthmus.outer import MERGES, OuterLoop
+from isthmus.train.data_parallel import DataParallel
+from isthmus.transport import TRANSPORTS, Transport
+
+_PRIVATE = ("train.run_dir",)  # may differ between workers
+
+
+def open_data(config: RunConfig, model: ModelSpec) -> Corpus:
+    """The data, checked against the model."""
+    corpus: Corpus = build(DATA, config.data).open(model.sequence_length)
+    known = getattr(model, "vocab_size", corpus.vocab_size)
+    if corpus.vocab_size > known:
+        raise UserError(f"model.vocab_size is {known}, the data has {corpus.vocab_size} different tokens: raise it")
+    return corpus
+
+
+def build_model_spec(config: RunConfig) -> ModelSpec:
+    """The model's description."""
+    spec: ModelSpec = build(MODELS, config.model)
+    return spec
+
+
+def build_transport(config: RunConfig) -> Transport:
+    """The transport, not yet joined; it compares configurations when it is."""
+    shared = {key: str(value) for key, value in shared_keys(config).items()}
+    transport: Transport = build(
+        TRANSPORTS, config.outer.transport, identity=shared, expected_workers=config.train.workers
+    )
+    return transport
+
+
+def build_method(config: RunConfig, model: nn.Module) -> OuterLoop | DataParallel:
+    """Join the other workers with the outer loop, or, without a schedule, with DDP."""
+    outer, transport = config.outer, build_transport(config)
+    if outer.schedule is None:
+        return DataParallel(model, transport, outer.transport["sync_budget_seconds"])
+    return OuterLoop(
+        SPLITS.get(outer.split)(model, outer.schedule.num_fragments),
+        outer.schedule,
+        build(COMPRESSORS, outer.compressor),
+        transport,
+        factory(OUTER_OPTIMIZERS, outer.optimizer, "params"),
+        build(MERGES, outer.merge),
+        outer.hash_every,
+    )
+
+
+def build_inner_step(config: RunConfig, model: nn.Module, module: nn.Module) -> SupervisedStep:
+    """The inner step of `module`, which is `model` or a wrapper around it."""
+    inner = config.inner
+    return SupervisedStep(
+        module,
+        build(INNER_OPTIMIZERS, inner.optimizer).build(model),
+        build(LR_SCHEDULES, inner.lr_schedule).over(config.train.steps),
+        micro_batch_size=inner.micro_batch_size,
+        clip_norm=inner.clip_norm,
+        precision=inner.precision,
+        compile=inner.compile,
+    )
+
+
+def shared_keys(config: RunConfig) -> dict[str, Any]:
+    """The flat configuration that all workers must share."""
+    return {key: value for key, value in flat(dump(config)).items() if key not in _PRIVATE}
+
+
+def config_hash(config: RunConfig) -> str:
+    """16 hexadecimal digits that differ when anything that workers share differs."""
+    return hashlib.sha256(json.dumps(shared_keys(config), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def layout(config: RunConfig, model: nn.Module) -> dict[str, Any]:
+    """What must be equal for a checkpoint to fit: the method, the model, and what positions are positions in."""
+    kept = ("model.", "data.", "outer.", "train.workers", "train.seed", "inner.optimizer.type", "inner.batch_size")
+    shared = {key: value for key, value in shared_keys(config).items() if key.startswith(kept)}
+    shared = {key: value for key, value in shared.items() if not key.startswith("outer.transport.")}
+    shapes = {f"parameter {name}": f"{list(p.shape)} {p.dtype}" for name, p in model.named_parameters()}
+    return shared | shapes
+
+
+def choose_device() -> torch.device:
+    """This rank's GPU where there is one, else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def seed_generators(seed: int, worker: int) -> None:
+    """Random numbers of this worker, for dropout and the like; weights and data have seeds of their own."""
+    own = (seed * 1_000_003 + worker) % 2**32
+    torch.manual_seed(own)
+    np.random.seed(own)
+    random.seed(own)
+
+
+def generator_state() -> State:
+    """The state of all random number generators."""
+    kind, keys, *rest = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest],
+        "python": random.getstate(),
+    }
+
+
+def set_generator_state(state: State) -> None:
+    """The inverse of `generator_state`."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    random.setstate(state["python"])

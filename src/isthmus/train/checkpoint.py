@@ -1,0 +1,210 @@
+"""Checkpoints of one worker: complete, checked by hash, never half written.
+
+    checkpoints/step-00000200/worker-0/state.safetensors   tensors
+                                       state.json          everything else, with places for the tensors
+                                       manifest.json       step, layout, size and sha256 of both files, and its own
+
+A checkpoint is written to a sibling folder and renamed when it is on the disk. No pickle anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from isthmus.core import State, UserError
+
+Layout = dict[str, Any]  # flat and plain: what must be equal for a checkpoint to fit
+
+_MARK = "$"  # key of an encoded tensor, tuple or dict with keys that are not strings
+
+
+class Checkpoints:
+    """The checkpoints of one worker.
+
+    Args:
+        folder: of all workers and steps.
+        worker: number of this worker.
+        layout: of the run; a checkpoint of another one is refused.
+        say: receives a line about every damaged file.
+    """
+
+    def __init__(self, folder: Path, worker: int, layout: Layout, say: Callable[[str], None] = print) -> None:
+        self.folder, self.worker, self.layout, self.say = folder, worker, layout, say
+
+    def save(self, step: int, state: State) -> None:
+        """Write the state after `step`; on return it has reached the disk."""
+        final = self._path(step)
+        temporary = final.with_suffix(".tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        tensors: dict[str, torch.Tensor] = {}
+        plain = json.dumps(_encode(state, "", tensors))
+        save_file(_unshared(tensors), temporary / "state.safetensors")
+        (temporary / "state.json").write_text(plain)
+        files = {name: _fingerprint(temporary / name) for name in ("state.safetensors", "state.json")}
+        manifest = {"step": step, "layout": self.layout, "files": files}
+        manifest["sha256"] = _hash_plain(manifest)
+        (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1))
+        for name in (*files, "manifest.json"):
+            _flush(temporary / name)
+        _flush(temporary)
+        temporary.rename(final)
+        for changed in (final.parent, self.folder, self.folder.parent):
+            _flush(changed)
+
+    def load(self, step: int) -> State:
+        """The state that was saved after `step`."""
+        plain = json.loads((self._path(step) / "state.json").read_text())
+        state: State = _decode(plain, load_file(self._path(step) / "state.safetensors"))
+        return state
+
+    def usable(self) -> list[int]:
+        """Steps of the undamaged checkpoints, newest first. Names every damaged file in one line.
+
+        Raises:
+            UserError: the newest undamaged one has another layout.
+        """
+        found = []
+        for step in sorted(self._steps(), reverse=True):
+            try:
+                manifest = self._verify(step)
+            except _Damaged as damage:
+                self.say(f"checkpoint refused: {damage}")
+                continue
+            if not found:
+                self._compare(step, manifest["layout"])
+            found.append(step)
+        return found
+
+    def prune(self, keep: int, last_common: int) -> None:
+        """Delete all but the newest `keep` up to `last_common`, the last step that all workers have saved."""
+        common = sorted(step for step in self._steps() if step <= last_common)
+        for step in common[:-keep]:
+            self._delete(step)
+
+    def discard_after(self, step: int) -> None:
+        """Delete what is newer than `step`: the run goes on from there."""
+        for newer in self._steps():
+            if newer > step:
+                self._delete(newer)
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}" / f"worker-{self.worker}"
+
+    def _steps(self) -> list[int]:
+        return [int(path.parent.name[5:]) for path in self.folder.glob(f"step-*/worker-{self.worker}")]
+
+    def _delete(self, step: int) -> None:
+        shutil.rmtree(self._path(step))
+        if not any(self._path(step).parent.iterdir()):
+            shutil.rmtree(self._path(step).parent, ignore_errors=True)  # another worker may have been quicker
+
+    def _verify(self, step: int) -> dict[str, Any]:
+        path = self._path(step) / "manifest.json"
+        try:
+            manifest: dict[str, Any] = json.loads(path.read_text())
+            claimed = manifest.pop("sha256")
+            files = manifest["files"]
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise _Damaged(f"{path} cannot be read") from error
+        if claimed != _hash_plain(manifest):
+            raise _Damaged(f"{path} was altered")
+        for name, (size, digest) in files.items():
+            path = self._path(step) / name
+            if not path.is_file():
+                raise _Damaged(f"{path} is missing")
+            if path.stat().st_size != size:
+                raise _Damaged(f"{path} has {path.stat().st_size} bytes instead of {size}")
+            if _fingerprint(path)[1] != digest:
+                raise _Damaged(f"{path} was altered: its sha256 differs from the manifest's")
+        return manifest
+
+    def _compare(self, step: int, layout: Layout) -> None:
+        for key in [*self.layout, *layout]:
+            there, here = layout.get(key), self.layout.get(key)
+            if there != here:
+                raise UserError(
+                    f"checkpoint {self._path(step)} belongs to another run: {key} is {_brief(there)} there and "
+                    f"{_brief(here)} here; resume with the configuration of that run, or choose another train.run_dir"
+                )
+
+
+class _Damaged(Exception):
+    """A file that is not what was written; the message names it."""
+
+
+def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """Plain JSON for `value`; its tensors go to `tensors` under their paths."""
+    if isinstance(value, torch.Tensor):
+        tensors[path] = value.detach().cpu().contiguous()
+        return {_MARK: "tensor", "path": path}
+    if isinstance(value, dict):
+        if all(isinstance(key, str) and key != _MARK for key in value):
+            return {key: _encode(item, f"{path}/{key}".lstrip("/"), tensors) for key, item in value.items()}
+        return {_MARK: "dict", "items": [[key, _encode(item, f"{path}/{key}", tensors)] for key, item in value.items()]}
+    if isinstance(value, list | tuple):
+        items = [_encode(item, f"{path}/{index}", tensors) for index, item in enumerate(value)]
+        return items if isinstance(value, list) else {_MARK: "tuple", "items": items}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"cannot save {path}: {type(value).__name__} is neither a tensor nor plain")
+
+
+def _unshared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies where tensors share memory (tied weights, views of one buffer): safetensors refuses those."""
+    seen = set[int]()
+    result = {}
+    for name, tensor in tensors.items():
+        address = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if address in seen else tensor
+        seen.add(address)
+    return result
+
+
+def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """The inverse of `_encode`."""
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get(_MARK)
+    if kind == "tensor":
+        return tensors[value["path"]]
+    if kind == "tuple":
+        return tuple(_decode(item, tensors) for item in value["items"])
+    if kind == "dict":
+        return {key: _decode(item, tensors) for key, item in value["items"]}
+    return {key: _decode(item, tensors) for key, item in value.items()}
+
+
+def _fingerprint(path: Path) -> list[Any]:
+    """Size in bytes and sha256."""
+    with path.open("rb") as file:
+        return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
+
+
+def _hash_plain(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _flush(path: Path) -> None:
+    """Have a file or folder written to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _brief(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,102 @@
+"""The baseline's wrapper: torch's `DistributedDataParallel`, measured."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from isthmus.core import SyncReport
+from isthmus.outer import fingerprint
+from isthmus.transport import Transport
+from isthmus.transport.peers import ring_bytes
+
+
+class DataParallel:
+    """Averages gradients in every backward pass of `module`; driven like an `OuterLoop` that syncs at every step.
+
+    The model itself takes the anchor's part. A worker alone trains the bare model.
+
+    Args:
+        model: equal on all workers.
+        transport: joined here, left by `close`.
+        sync_budget_seconds: bound on one all-reduce.
+    """
+
+    replicated = True
+
+    def __init__(self, model: nn.Module, transport: Transport, sync_budget_seconds: float) -> None:
+        self.transport, self.module, self._model = transport, model, model
+        self._spans: list[tuple[float, float]] = []  # begin and end of the all-reduce of every bucket, in order
+        self._payload_bytes = 0
+        self._steps = 0
+        transport.join(self)
+        if transport.num_workers > 1:
+            self._group = dist.new_group(timeout=timedelta(seconds=sync_budget_seconds))
+            self.module = DistributedDataParallel(model, process_group=self._group)
+            self.module.register_comm_hook(None, self._all_reduce)
+
+    def step(self) -> list[SyncReport]:
+        """What the last backward pass sent; to be called after every inner step."""
+        self._steps += 1
+        if not self._spans:
+            return []
+        busy, until = 0.0, 0.0
+        for begin, end in self._spans:
+            busy += max(0.0, end - max(begin, until))
+            until = max(until, end)
+        exposed = until - self._spans[-1][0]  # the last bucket is full when the backward pass is over
+        num_peers = self.transport.num_workers
+        sent = ring_bytes(self._payload_bytes, num_peers)
+        self._spans, self._payload_bytes = [], 0
+        hidden = max(0.0, busy - exposed)
+        return [SyncReport(self._steps, "gradients", True, num_peers, sent, sent, busy, hidden, math.nan, math.nan)]
+
+    def finish(self) -> list[SyncReport]:
+        """Nothing is left to do."""
+        return []
+
+    def close(self) -> None:
+        """Let go of the peers."""
+        self.transport.leave()
+
+    def anchor_hash(self) -> str:
+        """16 hexadecimal digits that differ when any bit of any parameter differs."""
+        return fingerprint(self._model.parameters()).hex()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of steps."""
+        return {"steps": self._steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        self._steps = state_dict["steps"]
+
+    @contextmanager
+    def peers_named(self) -> Iterator[None]:
+        """Turn the failure of a collective into `PeerLost` with a name, where somebody is gone."""
+        try:
+            yield
+        except RuntimeError:
+            self.transport.commit(self.transport.quorum(self._steps), False)
+            raise
+
+    # torch compares the annotations of a hook with its own types: no `from __future__ import annotations` in this file
+    def _all_reduce(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """DDP's own averaging, with a clock: divide, then sum."""
+        buffer = bucket.buffer().div_(self.transport.num_workers)
+        self._payload_bytes += buffer.numel() * buffer.element_size()
+        begin = time.monotonic()
+        work = dist.all_reduce(buffer, group=self._group, async_op=True)
+
+        def note_end(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            self._spans.append((begin, time.monotonic()))
+            return future.value()[0]
+
+        return work.get_future().then(note_end)

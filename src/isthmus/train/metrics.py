@@ -1,0 +1,128 @@
+"""What a run tells: one JSON object a line while it trains, a summary when it ends.
+
+Events of `metrics/worker-k.jsonl`, all counted for this worker alone:
+
+    {"event": "step", "step", "loss", "tokens", "seconds", "lr", "grad_norm"}     tokens, seconds: since the beginning
+    {"event": "sync", "step", "outer_step", "fragment", "committed", "sent_bytes", "received_bytes", "seconds",
+     "hidden_seconds", "num_peers", "norm", "cosine", "reason"}                   bytes, seconds: of this sync
+    {"event": "eval", "step", "loss", "of": "anchor"}                             "model" where there is no anchor
+    {"event": "fault", "step", "reason"}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from isthmus.core import SyncReport
+
+
+class MetricsFile:
+    """Appends events to a file that can be cut back to an earlier position."""
+
+    def __init__(self, path: Path, position: int = 0) -> None:
+        """Open `path`; what lies behind `position` (bytes) is cut off."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab")
+        self._file.truncate(position)
+
+    @property
+    def position(self) -> int:
+        """Bytes written so far, once all is in the file."""
+        self._file.flush()
+        return self._file.seek(0, 2)
+
+    def write(self, event: str, **values: Any) -> None:
+        """Add one event; numbers that are not finite become null."""
+        line = {"event": event} | {name: _finite(value) for name, value in values.items()}
+        self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+
+    def write_sync(self, step: int, report: SyncReport) -> None:
+        """Add a sync that was finished after inner step `step`."""
+        self.write("sync", step=step, **asdict(report))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+@dataclass
+class Totals:
+    """What adds up over a run, on one worker."""
+
+    steps: int = 0
+    tokens: int = 0
+    skipped_steps: int = 0
+    num_syncs: int = 0
+    refused_syncs: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    train_seconds: float = 0.0  # inner and outer steps, without evaluation and checkpoints
+    sync_seconds: float = 0.0  # quorum to commit, hidden or not
+    hidden_seconds: float = 0.0  # the part of it during which training went on
+
+    @property
+    def compute_seconds(self) -> float:
+        """Training without the waiting."""
+        return self.train_seconds - (self.sync_seconds - self.hidden_seconds)
+
+    def count_step(self, tokens: int, seconds: float, skipped: bool) -> None:
+        """Count one inner step, with the outer loop's part of it."""
+        self.steps += 1
+        self.tokens += tokens
+        self.train_seconds += seconds
+        self.skipped_steps += skipped
+
+    def add(self, report: SyncReport) -> None:
+        """Count one sync."""
+        self.num_syncs += 1
+        self.refused_syncs += not report.committed
+        self.sent_bytes += report.sent_bytes
+        self.received_bytes += report.received_bytes
+        self.sync_seconds += report.seconds
+        self.hidden_seconds += report.hidden_seconds
+
+
+def join_parts(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """One summary of a run from those of its workers, in the order of their numbers.
+
+    What all share comes from the first, evaluation from the worker that evaluated; the rest becomes a list, a value
+    per worker.
+    """
+    first = parts[0]
+    joined: dict[str, Any] = {key: first[key] for key in _SHARED}
+    joined |= {key: [part[key] for part in parts] for key in _EACH}
+    joined["anchor_hash"] = {f"worker-{part['worker']}": part["anchor_hash"] for part in parts}
+    return joined
+
+
+_SHARED = (
+    "recipe",
+    "workers",
+    "steps",
+    "finished",
+    "tokens_per_worker",
+    "num_parameters",
+    "eval_loss",
+    "eval_perplexity",
+    "num_syncs",
+    "config_hash",
+)
+_EACH = (
+    "sent_bytes",
+    "received_bytes",
+    "refused_syncs",
+    "skipped_steps",
+    "train_seconds",
+    "compute_seconds",
+    "sync_seconds",
+    "hidden_seconds",
+)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,124 @@
+"""Ctrl-C or SIGTERM at any worker: all of them stop after the same step."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Self
+
+from torch.distributed import Store
+
+from isthmus.transport import PeerLost
+
+_POLL_SECONDS = 0.1
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopping:
+    """Agreement on the last step.
+
+    Whoever is signalled puts a request into the store. A watcher thread in every worker sees it and publishes the
+    step that its worker has begun; from then on the worker begins no further step before all have published. The
+    last step is the largest that was published. A worker that is stuck in a sync has published the step of that
+    sync, so the others train on until they come to it: nobody is waited for in vain.
+
+    A second signal ends the process at once.
+
+    Args:
+        store: reaches all workers; nothing else may use this connection.
+        worker: number of this one.
+        num_workers: of all.
+        timeout_seconds: for the others to publish.
+    """
+
+    def __init__(self, store: Store, worker: int, num_workers: int, timeout_seconds: float) -> None:
+        self._store, self._worker, self._timeout_seconds = store, worker, timeout_seconds
+        self._keys = [f"stop/{k}" for k in range(num_workers)]
+        self._changed = threading.Condition()
+        self._requested = self._closed = False
+        self._current = 0
+        self._published: int | None = None
+        self._last: int | None = None
+        self._error: PeerLost | None = None
+        self._watcher = threading.Thread(target=self._watch, name="isthmus-stopping", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Listen for signals (where this is the main thread) and requests."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        else:
+            self._before = {}
+        self._watcher.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let go of signals and store."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._closed = True
+        self._watcher.join(timeout=10 * _POLL_SECONDS)
+
+    def may_start(self, step: int) -> bool:
+        """Whether `step` (counted from 1) is to be trained; waits for the others where that is not known yet.
+
+        Raises:
+            PeerLost: others did not publish in time.
+        """
+        with self._changed:
+            while self._published is not None and self._last is None and self._error is None:
+                self._changed.wait()
+            if self._error is not None:
+                raise self._error
+            if self._last is not None and step > self._last:
+                return False
+            self._current = step
+            return True
+
+    def request(self) -> None:
+        """Ask all workers to stop."""
+        self._requested = True
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        for each in _SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+        self.request()
+
+    def _watch(self) -> None:
+        try:
+            while not self._asked():
+                if self._closed:
+                    return
+                time.sleep(_POLL_SECONDS)
+            with self._changed:
+                self._published = self._current
+            self._store.set(self._keys[self._worker], str(self._published))
+            self._finish(last=self._collect())
+        except PeerLost as error:
+            self._finish(error=error)
+        except RuntimeError as error:  # of the store
+            self._finish(error=PeerLost([0], f"cannot agree on the last step, the store is gone: {error}"))
+
+    def _asked(self) -> bool:
+        if self._requested:
+            self._store.set("stop", "")
+        return self._requested or self._store.check(["stop"])
+
+    def _collect(self) -> int | None:
+        deadline = time.monotonic() + self._timeout_seconds
+        while not self._closed:
+            missing = [k for k, key in enumerate(self._keys) if not self._store.check([key])]
+            if not missing:
+                return max(int(self._store.get(key)) for key in self._keys)
+            if time.monotonic() > deadline:
+                raise PeerLost(missing, f"workers {missing} did not answer the request to stop")
+            time.sleep(_POLL_SECONDS)
+        return None
+
+    def _finish(self, last: int | None = None, error: PeerLost | None = None) -> None:
+        with self._changed:
+            self._last, self._error = last, error
+            self._changed.notify_all()

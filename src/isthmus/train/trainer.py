@@ -1,0 +1,255 @@
+"""One worker of a run: the loop around inner step and outer loop."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch.distributed import HashStore
+
+from isthmus.config import RunConfig, dump
+from isthmus.core import SyncReport, UserError
+from isthmus.outer import OuterLoop, anchored
+from isthmus.train import assemble
+from isthmus.train.checkpoint import Checkpoints
+from isthmus.train.data_parallel import DataParallel
+from isthmus.train.evaluate import evaluate
+from isthmus.train.metrics import MetricsFile, Totals, join_parts
+from isthmus.train.stopping import Stopping
+from isthmus.transport import Transport, TransportError
+from isthmus.transport.rendezvous import find_world, open_store
+
+_MOST_CHECKPOINTS = 64  # that workers compare when they resume
+
+
+def train(config: RunConfig, resume: bool = False) -> dict[str, Any]:
+    """Run one worker to its end, or until it is stopped.
+
+    Which worker this is say RANK and WORLD_SIZE, as torchrun and `isthmus launch` set them; alone without them.
+
+    Args:
+        config: the same for all workers.
+        resume: go on from the newest checkpoint that all workers hold, instead of beginning a new run.
+
+    Returns:
+        This worker's part of the summary, also written to `worker-k.json` in the run's folder. Whoever finds there
+        the parts of all workers writes `summary.json`.
+
+    Raises:
+        UserError: something in the configuration, the data or the folder does not fit.
+        TransportError: other workers are gone, or differ.
+    """
+    worker, _ = find_world()
+    run_dir = Path(config.train.run_dir)
+    if not resume and metrics_path(run_dir, worker).exists():
+        raise UserError(f"{run_dir} holds a run already: go on with it by --resume, or choose another train.run_dir")
+    trainer = Trainer(config, worker)
+    if resume:
+        trainer.restore()
+    return trainer.run()
+
+
+class Trainer:
+    """One worker, connected to the others."""
+
+    def __init__(self, config: RunConfig, worker: int) -> None:
+        self.config, self.worker, self.run_dir = config, worker, Path(config.train.run_dir)
+        model_spec = assemble.build_model_spec(config)
+        corpus = assemble.open_data(config, model_spec)
+        self.device = assemble.choose_device()
+        self.model = model_spec.build(config.train.seed).to(self.device)
+        self.stream = corpus.stream(worker, config.inner.batch_size, config.train.seed)
+        num_sequences = config.train.eval_batches * config.inner.batch_size
+        self.validation = corpus.validation(config.inner.batch_size, num_sequences) if worker == 0 else []
+        self.checkpoints = Checkpoints(self.run_dir / "checkpoints", worker, assemble.layout(config, self.model), _say)
+        self.totals = Totals()
+        self.eval_loss: float | None = None
+        self.method: OuterLoop | DataParallel = assemble.build_method(config, self.model)
+        self.clock = self.method.transport.now
+        module = self.method.module if isinstance(self.method, DataParallel) else self.model
+        self.inner_step = assemble.build_inner_step(config, self.model, module)
+        self._metrics_bytes = 0
+        self._saved_step = -1
+        assemble.seed_generators(config.train.seed, worker)
+
+    def restore(self) -> None:
+        """Become what the newest checkpoint says that all workers hold undamaged."""
+        step = newest_common(self.checkpoints.usable(), self.method.transport)
+        if step is None:
+            raise UserError(
+                f"{self.checkpoints.folder} holds no usable checkpoint that all workers have: "
+                "begin a new run with another train.run_dir"
+            )
+        state = self.checkpoints.load(step)
+        if state["finished"] and step >= self.config.train.steps:
+            raise UserError(f"{self.run_dir} is finished after {step} steps: raise train.steps to train on")
+        self.model.load_state_dict(state["model"])
+        self.inner_step.load_state_dict(state["inner_step"])
+        self.stream.load_state_dict(state["stream"])
+        self.totals = Totals(**state["totals"])
+        self._metrics_bytes = state["metrics_bytes"]
+        self._saved_step = step
+        assemble.set_generator_state(state["generators"])
+        self.method.load_state_dict(state["method"])  # last: it sends again what was in flight
+        self.checkpoints.discard_after(step)
+
+    def run(self) -> dict[str, Any]:
+        """Train from where this worker stands; returns its part of the summary."""
+        self._open_folder()
+        num_workers, steps = self.method.transport.num_workers, self.config.train.steps
+        store = HashStore() if num_workers == 1 else open_store()[0]
+        budget_seconds = self.config.outer.transport["sync_budget_seconds"]
+        with Stopping(store, self.worker, num_workers, budget_seconds) as stopping:
+            try:
+                while self.totals.steps < steps and stopping.may_start(self.totals.steps + 1):
+                    self._train_step()
+                finished = self.totals.steps == steps
+                self._end(finished)
+            except TransportError as error:
+                self.metrics.write("fault", step=self.totals.steps, reason=str(error))
+                raise
+        return self._write_summary(finished)
+
+    def _train_step(self) -> None:
+        """Steps 1 to 4 of a training step: batch, inner step, outer loop, then log, evaluate, save."""
+        train = self.config.train
+        batch = {name: tensor.to(self.device) for name, tensor in next(self.stream).items()}
+        begin = self.clock()
+        with self.method.peers_named() if isinstance(self.method, DataParallel) else nullcontext():
+            metrics = self.inner_step(batch)
+        reports = self.method.step()
+        self.totals.count_step(self.stream.tokens_per_batch, self.clock() - begin, metrics["skipped"] > 0)
+        step = self.totals.steps
+        if step % train.log_every == 0 or step in (1, train.steps):
+            self._log(metrics)
+        if metrics["skipped"]:
+            self.metrics.write("fault", step=step, reason="the gradient is not finite: step skipped")
+        self._note(reports)
+        if step == train.steps:
+            return
+        if train.eval_every and step % train.eval_every == 0:
+            self._evaluate()
+        if train.checkpoint_every and step % train.checkpoint_every == 0:
+            self._save(finished=False)
+
+    def _end(self, finished: bool) -> None:
+        """Finish or stop: leave a checkpoint behind, then the others."""
+        if finished:
+            self._note(self.method.finish())
+            self._evaluate()
+        if finished or self._saved_step != self.totals.steps:
+            self._save(finished)
+        self.method.close()
+        self.metrics.close()
+        if not finished and self.worker == 0:
+            _say(
+                f"stopped after step {self.totals.steps}; go on with: isthmus train {self.run_dir}/config.yaml --resume"
+            )
+
+    def _note(self, reports: list[SyncReport]) -> None:
+        """Write down and count syncs; they prove which checkpoints everybody has, so older ones can go."""
+        for report in reports:
+            self.metrics.write_sync(self.totals.steps, report)
+            self.totals.add(report)
+        if reports:
+            schedule = self.config.outer.schedule
+            sent_at = self.totals.steps - (schedule.overlap_steps if schedule else 0)
+            self.checkpoints.prune(self.config.train.keep_checkpoints, last_common=sent_at - 1)
+
+    def _log(self, metrics: dict[str, float]) -> None:
+        totals = self.totals
+        values = {name: metrics[name] for name in ("loss", "lr", "grad_norm")}
+        self.metrics.write("step", step=totals.steps, tokens=totals.tokens, seconds=totals.train_seconds, **values)
+        rate = totals.tokens / max(totals.train_seconds, 1e-9)
+        print(
+            f"step {totals.steps}/{self.config.train.steps}  loss {metrics['loss']:.4f}  {rate:,.0f} tokens/s",
+            flush=True,
+        )
+
+    def _evaluate(self) -> None:
+        """The loss of the anchor, or of the model where there is none; worker 0 does it."""
+        if self.worker != 0:
+            return
+        if isinstance(self.method, DataParallel):
+            subject, look = "model", nullcontext()
+        else:
+            subject, look = "anchor", anchored(self.method.fragments)
+        with torch.no_grad(), look:
+            self.eval_loss = evaluate(self.model, self.validation, self.device)
+        self.metrics.write("eval", step=self.totals.steps, loss=self.eval_loss, of=subject)
+
+    def _save(self, finished: bool) -> None:
+        state = {
+            "model": self.model.state_dict(),
+            "method": self.method.state_dict(),
+            "inner_step": self.inner_step.state_dict(),
+            "stream": self.stream.state_dict(),
+            "generators": assemble.generator_state(),
+            "totals": asdict(self.totals),
+            "metrics_bytes": self.metrics.position,
+            "finished": finished,
+        }
+        self.checkpoints.save(self.totals.steps, state)
+        self._saved_step = self.totals.steps
+
+    def _open_folder(self) -> None:
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        (self.run_dir / f"worker-{self.worker}.json").unlink(missing_ok=True)
+        if self.worker == 0:
+            _write(self.run_dir / "config.yaml", yaml.safe_dump(dump(self.config), sort_keys=False))
+        self.metrics = MetricsFile(metrics_path(self.run_dir, self.worker), self._metrics_bytes)
+
+    def _write_summary(self, finished: bool) -> dict[str, Any]:
+        totals, num_workers = self.totals, self.config.train.workers
+        part = {
+            "worker": self.worker,
+            "recipe": self.config.outer.recipe,
+            "workers": num_workers,
+            "finished": finished,
+            "tokens_per_worker": totals.tokens,
+            "num_parameters": sum(param.numel() for param in self.model.parameters()),
+            "eval_loss": self.eval_loss,
+            "eval_perplexity": None if self.eval_loss is None else math.exp(self.eval_loss),
+            "anchor_hash": self.method.anchor_hash(),
+            "config_hash": assemble.config_hash(self.config),
+            "compute_seconds": totals.compute_seconds,
+            **asdict(totals),
+        }
+        _write(self.run_dir / f"worker-{self.worker}.json", json.dumps(part, indent=1))
+        paths = [self.run_dir / f"worker-{k}.json" for k in range(num_workers)]
+        if all(path.exists() for path in paths):
+            parts = [json.loads(path.read_text()) for path in paths]
+            _write(self.run_dir / "summary.json", json.dumps(join_parts(parts), indent=1))
+        return part
+
+
+def metrics_path(run_dir: Path, worker: int) -> Path:
+    """Where a worker's metrics lie."""
+    return run_dir / "metrics" / f"worker-{worker}.jsonl"
+
+
+def newest_common(steps: list[int], transport: Transport) -> int | None:
+    """The largest step that is in everybody's list; to be called by all workers, before any sync."""
+    own = torch.full((_MOST_CHECKPOINTS,), -1, dtype=torch.int64)
+    newest = sorted(steps)[-_MOST_CHECKPOINTS:]
+    own[: len(newest)] = torch.tensor(newest, dtype=torch.int64)
+    lists = [set(theirs.tolist()) for (theirs,) in transport.quorum(0).gather([own])]
+    return max((step for step in set.intersection(*lists) if step >= 0), default=None)
+
+
+def _write(path: Path, text: str) -> None:
+    """Beside, then renamed: a reader never sees half of it."""
+    temporary = path.with_name(f"{path.name}.{id(text)}.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
