@@ -2,6 +2,7 @@
 
 from isthmus.core.registry import Registry
 from isthmus.outer.anchor import anchored, fingerprint
+from isthmus.outer.hooks import OuterLoopCallback
 from isthmus.outer.loop import OuterLoop
 from isthmus.outer.merge import Eager, KeepProgress, Merge, Mix, Replace
 
@@ -15,4 +16,15 @@ MERGES = Registry(
     },
 )
 
-__all__ = ["MERGES", "Eager", "KeepProgress", "Merge", "Mix", "OuterLoop", "Replace", "anchored", "fingerprint"]
+__all__ = [
+    "MERGES",
+    "Eager",
+    "KeepProgress",
+    "Merge",
+    "Mix",
+    "OuterLoop",
+    "OuterLoopCallback",
+    "Replace",
+    "anchored",
+    "fingerprint",
+]

@@ -101,8 +101,8 @@ class OuterLoop:
         return reports
 
     def close(self) -> None:
-        """Let go of the peers and of the communication thread."""
-        self._background.submit(self.transport.leave)
+        """Let go of the peers, once what is in flight has arrived, and of the communication thread."""
+        self._background.submit(self.transport.leave).result()
         self._background.close()
 
     def anchor_hash(self) -> str:

@@ -1,0 +1,147 @@
+"""Evaluation loss of every recipe after equal tokens: 4 workers, real processes, several values of H and seeds.
+
+Each run is an `isthmus launch` of benchmarks/learning.yaml. `alone` is one worker with its own share of the data and no
+communication: the same steps and tokens per worker as all others. Runs already in the output folder are not repeated,
+so the benchmark can be interrupted and grown:
+
+    python -m benchmarks.learning --seeds 0 1 --local-steps 10 30 100
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+from benchmarks.results import circumstances, write
+
+CONFIG = Path(__file__).with_suffix(".yaml")
+OUTPUT = Path("runs/learning")
+MUON = ("inner.optimizer={type: muon}",)
+ADAMW = ("inner.optimizer={type: adamw, lr: 6.0e-3}",)
+WITHOUT_H: dict[str, tuple[str, ...]] = {
+    "alone": ("outer.recipe=ddp", "train.workers=1"),
+    "ddp": ("outer.recipe=ddp",),
+    "ddp, muon inside": ("outer.recipe=ddp", *MUON),
+}
+WITH_H: dict[str, tuple[str, ...]] = {
+    name: (f"outer.recipe={name}",)
+    for name in ("diloco", "opendiloco", "streaming", "eager", "dilocox", "dct_momentum", "sparseloco", "muloco")
+}
+
+
+def runs(local_steps: list[int], seeds: list[int], only: list[str]) -> list[tuple[str, int, int, list[str]]]:
+    """All (name, H, seed, overrides); H is 0 where there is none."""
+    plan = []
+    for seed in seeds:
+        for name, overrides in WITHOUT_H.items():
+            plan.append((name, 0, seed, list(overrides)))
+        for steps in local_steps:
+            for name, overrides in WITH_H.items():
+                plan.append((name, steps, seed, [*overrides, f"outer.schedule.local_steps={steps}"]))
+    return [run for run in plan if not only or run[0] in only]
+
+
+def launch(name: str, local_steps: int, seed: int, overrides: list[str]) -> dict[str, Any]:
+    """One run; its summary."""
+    folder = OUTPUT / f"{name.replace(', ', '-').replace(' ', '-')}-H{local_steps}-seed{seed}"
+    summary = folder / "summary.json"
+    if not summary.exists():
+        subprocess.run(["rm", "-rf", str(folder)], check=True)
+        sets = [f"train.run_dir={folder}", f"train.seed={seed}", *overrides]
+        workers = "1" if name == "alone" else "4"
+        command = [sys.executable, "-m", "isthmus", "launch", str(CONFIG), "--workers", workers]
+        for value in sets:
+            command += ["--set", value]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(
+                f"{name}, H {local_steps}, seed {seed} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+            )
+    found: dict[str, Any] = json.loads(summary.read_text())
+    sent = max(found["sent_bytes"])
+    print(f"{name:18} H {local_steps:4} seed {seed}  loss {found['eval_loss']:.4f}  {sent / 1e6:9.2f} MB", flush=True)
+    return {"name": name, "H": local_steps, "seed": seed, "sent_bytes": sent, "summary": found}
+
+
+def table(results: list[dict[str, Any]]) -> list[list[Any]]:
+    """A row per method and H: mean loss over seeds, spread, against ddp and diloco, bytes."""
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+    for result in results:
+        groups[result["name"], result["H"]].append(result)
+    loss = {key: statistics.mean(r["summary"]["eval_loss"] for r in group) for key, group in groups.items()}
+    best_ddp = min(loss.get(("ddp", 0), math.inf), loss.get(("ddp, muon inside", 0), math.inf))
+    rows = []
+    for (name, steps), group in groups.items():
+        losses = [r["summary"]["eval_loss"] for r in group]
+        sent = group[0]["sent_bytes"]
+        diloco = ("diloco", steps)
+        diloco_bytes = groups[diloco][0]["sent_bytes"] if diloco in groups else 0
+        rows.append(
+            [
+                name,
+                steps or "-",
+                f"{loss[name, steps]:.4f}",
+                f"{max(losses) - min(losses):.4f}" if len(losses) > 1 else "-",
+                _percent(loss[name, steps], loss.get(("ddp", 0))),
+                _percent(loss[name, steps], best_ddp),
+                _percent(loss[name, steps], loss.get(diloco)),
+                f"{sent / 1e6:.2f}",
+                f"{diloco_bytes / sent:.1f}" if sent and diloco_bytes else "-",
+            ]
+        )
+    return rows
+
+
+def _percent(value: float, reference: float | None) -> str:
+    return "-" if reference is None or math.isinf(reference) else f"{100 * (value / reference - 1):+.2f} %"
+
+
+def plot(results: list[dict[str, Any]], path: Path) -> None:
+    """Final loss against bytes sent per worker, a mark per run."""
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    names = list(dict.fromkeys(result["name"] for result in results))
+    for index, name in enumerate(names):
+        points = [r for r in results if r["name"] == name]
+        sent = [max(r["sent_bytes"], 1e4) / 1e6 for r in points]
+        axes.scatter(sent, [r["summary"]["eval_loss"] for r in points], label=name, color=f"C{index % 10}",
+                     marker="os^vD*PX<>"[index % 10], s=36)  # fmt: skip
+    axes.set(xscale="log", xlabel="megabytes sent per worker", ylabel="evaluation loss of the anchor")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, ncols=2)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Run what is missing, then write table, data and plot."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--local-steps", type=int, nargs="+", default=[10, 30, 100])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--only", nargs="*", default=[], help="names of methods; all when not given")
+    arguments = parser.parse_args()
+    results = [launch(*run) for run in runs(arguments.local_steps, arguments.seeds, arguments.only)]
+    columns = ["method", "H", "loss", "spread over seeds", "against ddp", "against the better ddp", "against diloco",
+               "MB sent per worker", "times fewer than diloco"]  # fmt: skip
+    notes = [
+        f"{CONFIG.name}: {len(arguments.seeds)} seeds; 4 workers; equal steps and tokens per worker",
+        "loss: of the anchor on fixed validation sequences; bytes: as counted where they are sent, warm start included",
+        "alone: one worker on its own share of the data, without communication",
+    ]
+    path = write("learning", "Learning after equal tokens", columns, table(results), notes, results)
+    plot(results, path.with_suffix(".png"))
+    print(path.read_text(), circumstances()["commit"])
+
+
+if __name__ == "__main__":
+    main()
