@@ -68,7 +68,10 @@ def lose_a_worker(rank, victim, how, budget):
         transport.quorum(8).mean([values])
     except PeerLost as error:
         lost["again"] = error.ranks
-    return {**lost, "ended_at": time.monotonic()}
+    lost["ended_at"] = time.monotonic()
+    transport.leave()
+    dist.destroy_process_group()  # what scripts do at their end
+    return lost
 
 
 def pause(rank, budget, seconds):

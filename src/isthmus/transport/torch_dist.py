@@ -59,7 +59,7 @@ class TorchDist:
         self._patience_rounds = int(min(30.0, sync_budget_seconds / 3) / self._interval)
         self._heartbeat: Heartbeat | None = None
         self._group: dist.ProcessGroup | None = None
-        self._lost: PeerLost | None = None
+        self._lost: Verdict | None = None
         self._leaving = threading.Lock()
 
     def join(self, replica: Stateful) -> None:
@@ -116,7 +116,7 @@ class TorchDist:
             PeerLost: somebody did not answer within the sync budget, now or in an earlier call.
         """
         if self._lost is not None:
-            raise PeerLost(self._lost.ranks, str(self._lost))
+            raise PeerLost(self._lost.ranks, self._lost.reason)
         heartbeat, group = self._heartbeat, self._group
         if heartbeat is None or group is None:
             raise TransportError(f"{what}: this worker has not joined, or has left")
@@ -180,13 +180,13 @@ class TorchDist:
 
     def _give_up(self, heartbeat: Heartbeat, what: str, verdict: Verdict) -> PeerLost:
         """Remember the loss, tell the others, and let go of the stuck collective."""
-        self._lost = PeerLost(verdict.ranks, f"{what} failed: {verdict.reason}")
+        self._lost = Verdict(verdict.ranks, f"{what} failed: {verdict.reason}")
         heartbeat.give_up(verdict.ranks)
         if self._group is not None:
             # gloo cannot abort: freeing the group would wait until the stuck collective times out, so it is kept
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
             self._group.abort()
-        return self._lost
+        return PeerLost(self._lost.ranks, self._lost.reason)
 
 
 class _TorchPeers(BufferPeers):
