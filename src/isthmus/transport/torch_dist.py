@@ -157,14 +157,12 @@ class TorchDist:
             return work.is_completed() and work.wait()
         try:
             return work.wait(timedelta(seconds=self._interval))
-        except RuntimeError:
-            if work.is_completed():
-                raise
-            return False
+        except RuntimeError:  # it failed, or the interval is over (and it may have completed since)
+            return work.is_completed() and work.wait()
 
     def _out_of_time(self, heartbeat: Heartbeat) -> Verdict:
         verdict = (
-            heartbeat.look(_CONFIRM_ROUNDS) or heartbeat.late() or Verdict([], "all workers are alive and take part")
+            heartbeat.look(_CONFIRM_ROUNDS) or heartbeat.late() or Verdict([], "though all are alive and take part")
         )
         advice = "if this is their usual pace, raise sync_budget_seconds or send less"
         return Verdict(verdict.ranks, f"not done in {self.sync_budget_seconds:g} s, {verdict.reason}; {advice}")
