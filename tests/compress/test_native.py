@@ -85,6 +85,7 @@ def test_the_compiled_path_is_the_one_taken(monkeypatch):
     x, out = torch.randn(4, 128), torch.empty(4, 130, dtype=torch.uint8)
     assert native.run("quantize", [x, out], 128, 8, 16)
     assert not native.run("quantize", [x.T.contiguous().T, out], 128, 8, 16)
+    assert not native.run("quantize", [x.double(), out], 128, 8, 16)
     monkeypatch.setenv("ISTHMUS_NATIVE", "0")
     assert not native.run("quantize", [x, out], 128, 8, 16)
 

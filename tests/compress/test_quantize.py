@@ -1,5 +1,3 @@
-import itertools
-
 import pytest
 import torch
 
@@ -13,18 +11,6 @@ def decoded(codec: Quantize, rows: torch.Tensor, seed: int = 0) -> torch.Tensor:
     return codec.decode(codec.encode(rows, torch.Generator().manual_seed(seed)))
 
 
-def samples(kind: str, rows: int, block: int) -> torch.Tensor:
-    torch.manual_seed(0)
-    if kind == "gauss":
-        return torch.randn(rows, block)
-    if kind == "laplace":
-        return torch.distributions.Laplace(0.0, 1.0).sample((rows, block))
-    if kind == "student-t":
-        return torch.distributions.StudentT(3.0).sample((rows, block))
-    chunk = torch.randn(rows, 64 * block)  # what top-k keeps of Gaussian chunks
-    return chunk.gather(1, chunk.abs().topk(block, dim=1).indices)
-
-
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("scale_bits", [8, 16, 32])
 def test_identity_23_error_is_at_most_half_a_step(bits, scale_bits, path):
@@ -34,10 +20,12 @@ def test_identity_23_error_is_at_most_half_a_step(bits, scale_bits, path):
     assert (error <= step / 2 * (1 + 1e-4)).all()
 
 
-@pytest.mark.parametrize(("bits", "value"), list(itertools.product([8, 4, 2], [3.0, -0.5, 2.0**-20, 0.0])))
-def test_identity_23_constant_blocks_return_exactly(bits, value, path):
+@pytest.mark.parametrize(("bits", "share"), [(8, 1.0), (4, 1.0), (2, 0.75)])
+@pytest.mark.parametrize("value", [3.0, -0.5, 2.0**-20, 0.0])
+def test_identity_23_constant_blocks_return_exactly(bits, share, value, path):
+    """2 bits send three quarters of it: what is left is the next round's."""
     rows = torch.full((3, 32), value)
-    assert torch.equal(decoded(Quantize(bits, 32), rows), rows)
+    assert torch.equal(decoded(Quantize(bits, 32), rows), rows * share)
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
@@ -64,22 +52,26 @@ def test_identity_24_stochastic_rounding_is_unbiased_and_within_a_step(bits):
     assert len(draws[:, 0, 0].unique()) == 2
 
 
-@pytest.mark.parametrize(("kind", "below_absmax"), [("gauss", 2), ("laplace", 3), ("student-t", 5), ("kept", 10)])
-@pytest.mark.parametrize("block", [64, 128])
-def test_two_bit_scale_is_near_the_best_there_is(kind, below_absmax, block, path):
-    """The rule (least squares for the better of two cuts) against a search over scales of every block."""
-    rows = samples(kind, 200, block)
+@pytest.mark.parametrize("scale_bits", [16, 32])
+def test_two_bits_are_wrong_by_at_most_a_quarter_of_the_largest(scale_bits, path):
+    rows = torch.distributions.StudentT(3.0).sample((500, 64))
+    largest = rows.abs().amax(1, keepdim=True)
+    error = (decoded(Quantize(2, 64, scale_bits=scale_bits), rows) - rows).abs()
+    assert (error <= largest / 4 * (1.01 if scale_bits == 16 else 1.00001)).all()
+    assert error.max() > largest.min() / 5
 
-    def error(scale: torch.Tensor) -> torch.Tensor:
-        level = ((rows / scale * 1.5).floor().clamp(-2, 1) + 0.5) / 1.5
-        return ((rows - level * scale) ** 2).sum(1)
 
-    mean = rows.abs().mean(1, keepdim=True)
-    best = torch.stack([error(mean * factor) for factor in torch.linspace(0.3, 5, 95)]).amin(0)
-    ours = ((rows - decoded(Quantize(2, block), rows)) ** 2).sum(1)
-    assert ours.sum() < 1.02 * best.sum()
-    assert ours.sum() < error(rows.abs().amax(1, keepdim=True)).sum() / below_absmax
-    assert (ours <= (rows**2).sum(1)).all()  # a contraction, block by block: error feedback converges
+@pytest.mark.parametrize("kind", ["gauss", "student-t"])
+def test_two_bits_keep_the_residual_of_error_feedback_small(kind, path):
+    """Below a third of the largest gradient in every block, also when the gradient stays the same for ever."""
+    gradient = torch.randn(100, 64) if kind == "gauss" else torch.distributions.StudentT(3.0).sample((100, 64))
+    bound = gradient.abs().amax(1, keepdim=True) / 3 * 1.02
+    residual, sent = torch.zeros(100, 64), torch.zeros(100, 64)
+    for _ in range(100):
+        message = decoded(Quantize(2, 64), residual + gradient)
+        residual, sent = residual + gradient - message, sent + message
+        assert (residual.abs() <= bound).all()
+    assert ((sent / 100 - gradient).abs() <= bound / 100 * 1.01).all()
 
 
 @pytest.mark.parametrize("arguments", [{"bits": 3}, {"block": 0}, {"bits": 2, "block": 6}, {"scale_bits": 12}])

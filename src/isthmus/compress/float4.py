@@ -65,7 +65,7 @@ class Float4(Codec):
 
     def _encode(self, rows: torch.Tensor, midpoints: list[float]) -> torch.Tensor:
         magnitude = rows.abs()
-        scale_code = encode_scale(magnitude.amax(dim=1, keepdim=True), self.scale_bits, round_up=True)
+        scale_code = encode_scale(magnitude.amax(dim=1, keepdim=True), self.scale_bits)
         scale = decode_scale(scale_code)
         magnitude *= torch.where(scale > 0, 1.0 / scale, 0.0)
         code = (rows < 0).to(torch.uint8) * 8

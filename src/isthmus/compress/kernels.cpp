@@ -15,7 +15,7 @@ inline uint32_t bits_of(float x) { uint32_t b; std::memcpy(&b, &x, 4); return b;
 inline float float_of(uint32_t b) { float x; std::memcpy(&x, &b, 4); return x; }
 
 // scales.py: encode_scale followed by decode_scale
-float write_scale(float scale, int64_t bits, bool round_up, uint8_t* out) {
+float write_scale(float scale, int64_t bits, uint8_t* out) {
   uint32_t raw = bits_of(scale) & kMagnitude;
   const bool finite = raw < kInfinity;
   if (finite && scale < 0x1p-100f) raw = 0;
@@ -25,7 +25,7 @@ float write_scale(float scale, int64_t bits, bool round_up, uint8_t* out) {
     return float_of(raw);
   }
   const int shift = bits == 16 ? 16 : 21;
-  const uint32_t code = (raw + (round_up ? (1u << shift) - 1 : 1u << (shift - 1))) >> shift;
+  const uint32_t code = (raw + (1u << shift) - 1) >> shift;
   if (bits == 16) {
     const uint16_t word = finite ? code : 0x7FC0;
     std::memcpy(out, &word, 2);
@@ -47,34 +47,6 @@ float largest_magnitude(const float* x, int64_t n) {  // as integers: NaN is abo
   return float_of(largest);
 }
 
-float fold(float* x, int64_t n) {  // quantize.py: _fold
-  while (n > 1) {
-    const int64_t half = (n + 1) / 2;
-    for (int64_t i = 0; i < n - half; i++) x[i] += x[i + half];
-    n = half;
-  }
-  return x[0];
-}
-
-float fitted_scale(const float* x, int64_t n, float* work) {  // quantize.py: _fitted_scale
-  for (int64_t i = 0; i < n; i++) work[i] = std::fabs(x[i]);
-  const float total = fold(work, n), mean = total / float(n);
-  float scales[2], fits[2];
-  for (int k = 0; k < 2; k++) {
-    const float cut = mean * (k == 0 ? 1.2f : 1.8f);
-    int32_t outer = 0;
-    for (int64_t i = 0; i < n; i++) {
-      const float magnitude = std::fabs(x[i]);
-      outer += magnitude > cut;
-      work[i] = magnitude > cut ? magnitude : 0.0f;
-    }
-    const float products = total + fold(work, n) * 2, squares = float(outer * 8 + n);
-    scales[k] = products * 3 / squares;
-    fits[k] = products / std::sqrt(squares);
-  }
-  return fits[1] > fits[0] ? scales[1] : scales[0];
-}
-
 // packing.py: strip i of the row goes to bit `bits * i` of every byte
 template <int bits> void pack(const uint8_t* codes, uint8_t* out, int64_t n) {
   constexpr int per_byte = 8 / bits;
@@ -93,10 +65,8 @@ void quantize_rows(int64_t rows, const float* x, uint8_t* out, int64_t block, in
   constexpr float half = half_range<bits>();
   const int64_t packed = block * bits / 8;
   std::vector<uint8_t> codes(block);
-  std::vector<float> work(block);
   for (int64_t row = 0; row < rows; row++, x += block, out += packed) {
-    const float ideal = bits == 2 ? fitted_scale(x, block, work.data()) : largest_magnitude(x, block);
-    const float scale = write_scale(ideal, scale_bits, bits != 2, out);
+    const float scale = write_scale(largest_magnitude(x, block) * (bits == 2 ? 0.75f : 1.0f), scale_bits, out);
     out += scale_bits / 8;
     const float inverse = scale > 0 ? half / scale : 0.0f;
     if (inverse > 0) {
@@ -162,7 +132,7 @@ void float4_encode(int64_t rows, const float* x, uint8_t* out, const float* midp
                    int64_t scale_bits) {
   std::vector<uint8_t> codes(block);
   for (int64_t row = 0; row < rows; row++, x += block, out += block / 2) {
-    const float scale = write_scale(largest_magnitude(x, block), scale_bits, true, out);
+    const float scale = write_scale(largest_magnitude(x, block), scale_bits, out);
     out += scale_bits / 8;
     const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
     for (int64_t i = 0; i < block; i++) {

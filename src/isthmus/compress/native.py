@@ -36,7 +36,7 @@ def run(name: str, tensors: Sequence[torch.Tensor], *numbers: int, table: torch.
         table: a small tensor that every thread reads whole.
     """
     library = _library() if os.environ.get("ISTHMUS_NATIVE", "1") != "0" else None
-    if library is None or not all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors):
+    if library is None or not all(_fits(tensor) for tensor in tensors):
         return False
     num_rows = len(tensors[0])
     num_threads = min(torch.get_num_threads(), max(tensor.numel() for tensor in tensors) // _VALUES_PER_THREAD + 1)
@@ -53,6 +53,11 @@ def run(name: str, tensors: Sequence[torch.Tensor], *numbers: int, table: torch.
         with ThreadPoolExecutor(num_threads) as pool:  # ctypes lets go of the interpreter lock
             list(pool.map(part, bounds, bounds[1:]))
     return True
+
+
+def _fits(tensor: torch.Tensor) -> bool:
+    kernel_types = (torch.float32, torch.uint8, torch.int64)
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.dtype in kernel_types
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from isthmus.compress.scales import ScaleBits, check_scale_bits, decode_scale, e
 from isthmus.core.types import Peers, State, UserError
 
 _HALF_RANGE = {8: 127.0, 4: 7.0, 2: 1.5}  # codes 0 .. 2 * half stand for levels -1 .. 1 times the scale
-_CUTS = (1.2, 1.8)  # 2 bits: magnitudes above so many times their mean count as level 1, the others as 1/3
+_TWO_BIT_SCALE = 0.75  # of the largest magnitude: halves its largest error, and is the best under error feedback
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,9 @@ class Quantize(Codec):
     """Blocks of `block` values on 255, 15 or 4 equidistant levels between -scale and scale.
 
     8 and 4 bits: the scale is the block's largest magnitude, rounded up, so nothing clips and the error is at most
-    half a step. 2 bits: the levels are -1, -1/3, 1/3, 1 and the scale is the least-squares fit to magnitudes cut at
-    1.2 or 1.8 times their mean, whichever fits better. Its squared error is within 2 % of that of the best scale on
-    Gaussian, Laplace and Student-t values and on what top-k keeps, where the largest magnitude as scale costs 2 to
-    12 times the best (tests/compress/test_quantize.py). It is also never more than the block's own square, which
-    error feedback needs to converge; with the largest magnitude it is.
+    half a step. 2 bits (levels -1, -1/3, 1/3, 1): it is 3/4 of that, which makes the largest possible error smallest,
+    a quarter of the largest magnitude; under error feedback the residual then stays below a third of the largest
+    gradient, where scales that fit the bulk of a block let it grow without (docs/decisions/0005-two-bit-scale.md).
 
     With stochastic rounding the mean of the decoded values is the input; 2 bits then take the largest magnitude.
     A block with a value that is not finite decodes to values that are not finite. No single paper; 2 bits with
@@ -72,9 +70,10 @@ class Quantize(Codec):
         return torch.cat([self._encode(part, generator) for part in slices(rows)])
 
     def _encode(self, rows: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-        fitted = self.bits == 2 and self.rounding == "nearest"
-        ideal = _fitted_scale(rows) if fitted else rows.abs().amax(dim=1, keepdim=True)
-        scale_code = encode_scale(ideal, self.scale_bits, round_up=not fitted)
+        largest = rows.abs().amax(dim=1, keepdim=True)
+        if self.bits == 2 and self.rounding == "nearest":
+            largest *= _TWO_BIT_SCALE
+        scale_code = encode_scale(largest, self.scale_bits)
         scale, half = decode_scale(scale_code), _HALF_RANGE[self.bits]
         steps = rows * torch.where(scale > 0, torch.full_like(scale, half) / scale, 0.0)
         steps = steps.nan_to_num_(nan=0.0).add_(half)  # NaN only where the scale is: the block is lost anyway
@@ -103,33 +102,3 @@ class Quantize(Codec):
             return None
         state["syncs"] = state.get("syncs", 0) + 1
         return torch.Generator(device).manual_seed(state["syncs"] * 1_000_003 + peers.rank)
-
-
-def _fitted_scale(rows: torch.Tensor) -> torch.Tensor:
-    """The better of the least-squares scales for two ways to cut a block's magnitudes into levels, [rows, 1]."""
-    magnitude = rows.abs()
-    total = _fold(magnitude)
-    mean = total / torch.full_like(total, rows.shape[1])
-    (low, low_fit), (high, high_fit) = (_least_squares(magnitude, total, mean * cut) for cut in _CUTS)
-    return torch.where(high_fit > low_fit, high, low)
-
-
-def _least_squares(
-    magnitude: torch.Tensor, total: torch.Tensor, cut: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """For levels l = 1 above the cut and 1/3 below: scale sum(|x| l) / sum(l^2), fit sum(|x| l) / sqrt(sum(l^2))."""
-    outer = magnitude > cut
-    products = total + _fold(magnitude * outer) * 2  # 3 sum(|x| l)
-    squares = (outer.sum(dim=1, keepdim=True) * 8 + magnitude.shape[1]).float()  # 9 sum(l^2)
-    return products * 3 / squares, products / squares.sqrt()
-
-
-def _fold(values: torch.Tensor) -> torch.Tensor:
-    """Row sums [rows, 1] in one fixed order (second half onto the first, again and again): equal on every device."""
-    width = values.shape[1]
-    while width > 1:
-        half = (width + 1) // 2
-        total = values[:, :half].clone()
-        total[:, : width - half] += values[:, half:]
-        values, width = total, half
-    return values

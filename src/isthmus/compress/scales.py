@@ -22,24 +22,19 @@ def check_scale_bits(bits: int) -> None:
         raise UserError(f"scale_bits {bits} is not supported: use 8, 16 or 32")
 
 
-def encode_scale(scale: torch.Tensor, bits: int, round_up: bool) -> torch.Tensor:
-    """[rows, 1] float32, not negative -> [rows, bits / 8] uint8.
+def encode_scale(scale: torch.Tensor, bits: int) -> torch.Tensor:
+    """[rows, 1] float32, not negative -> [rows, bits / 8] uint8, rounded up so that no value exceeds its scale.
 
     8 bits: 6 of exponent and 2 of mantissa, 2**-44 (code 0, which means zero) to 1.5 * 2**19; code 255 means "not
     finite". 16 bits: bfloat16. 32 bits: float32. What is below the range (2**-100 for 16 and 32 bits) is sent as
     zero; what is above it, infinite or NaN decodes to a number that is not finite.
-
-    Args:
-        scale: one scale per block.
-        bits: width of a scale.
-        round_up: to the next larger scale, so that no value exceeds it; otherwise to the nearest.
     """
     finite = scale.isfinite()
     scale = torch.where(scale < _SMALLEST, 0.0, scale)
     if bits == 32:
         return to_bytes(torch.where(finite, scale, torch.nan), torch.float32)
     shift = 16 if bits == 16 else 21
-    code = scale.view(torch.int32).clamp(max=0x7F800000) + (2**shift - 1 if round_up else 2 ** (shift - 1))
+    code = scale.view(torch.int32).clamp(max=0x7F800000) + (2**shift - 1)
     code >>= shift
     if bits == 8:
         code = (code - _OFFSET).clamp_(0, _NAN[8])
