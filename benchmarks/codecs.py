@@ -102,6 +102,7 @@ def main() -> None:
         f"times `torch.clone` of 16,777,216 float32 ({1e3 * result['clone_seconds']['median']:.1f} ms), one thread, "
         f"each figure the median of {ROUNDS} rounds, each next to clones of its own",
         "compiled: kernels.cpp by the system's compiler; torch alone: ISTHMUS_NATIVE=0; both give the same bytes",
+        f"load average of the machine meanwhile: {os.getloadavg()[1]:.1f}; only ratios within a run can be compared",
         "DCT: one way, of a 4,096 x 4,096 matrix, cutting into tiles included",
     ]
     for row in [columns, *rows]:

@@ -14,7 +14,7 @@ from isthmus.compress.scales import ScaleBits, check_scale_bits, decode_scale, e
 from isthmus.core.types import Peers, State, UserError
 
 _HALF_RANGE = {8: 127.0, 4: 7.0, 2: 1.5}  # codes 0 .. 2 * half stand for levels -1 .. 1 times the scale
-_TWO_BIT_SCALE = 0.75  # of the largest magnitude: halves its largest error, and is the best under error feedback
+_TWO_BIT_SCALE = 0.75  # of the largest magnitude: the smallest possible error, and the smallest residual
 
 
 @dataclass(frozen=True)
