@@ -1,0 +1,151 @@
+"""The command line: demo, train, launch, show."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+import yaml
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from isthmus.train.record import Record
+
+# Commands import their parts themselves: torch takes seconds, and `--help` needs none of it.
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train one model on clusters joined by slow, unreliable links.",
+)
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override outer.schedule.local_steps=50, say.", show_default=False),
+]
+NumWorkers = Annotated[int | None, typer.Option("--workers", min=1, help="How many workers.", show_default=False)]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")]
+
+
+def main() -> None:
+    """Run the program. An error is one line; exit code 2 for what the user can mend, 1 for what failed."""
+    # Workers share the cores: threads that spin while they wait would slow all of them down, many times over.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        sys.exit(app(standalone_mode=False))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        message, code = _explain(error)
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+@app.command()
+def demo(
+    run_dir: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/demo"),
+    steps: Annotated[int, typer.Option(min=1, help="Inner steps of each run.")] = 300,
+) -> None:
+    """Train a small model in six ways on this machine and compare them in one table."""
+    from isthmus.train.demo import run_demo
+
+    run_demo(run_dir, steps, _console())
+
+
+@app.command()
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    resume: Resume = False,
+    on_leash: Annotated[bool, typer.Option(hidden=True, help="End when standard input closes.")] = False,
+) -> None:
+    """Run one worker: alone, or one rank of it under torchrun."""
+    from isthmus.recipes import load_config
+    from isthmus.train.launch import follow_launcher
+    from isthmus.train.record import Record
+    from isthmus.train.trainer import train
+
+    if on_leash:
+        follow_launcher()
+    loaded = load_config(config, overrides or [])
+    part = train(loaded, resume)
+    if part["finished"] and loaded.train.workers == 1 and not on_leash:
+        _report(Record.read(Path(loaded.train.run_dir)), _console())
+
+
+@app.command()
+def launch(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = None, resume: Resume = False) -> None:
+    """Run all workers on this machine, with live progress and a report."""
+    from isthmus.recipes import load_config
+    from isthmus.train.launch import how_to_resume
+    from isthmus.train.launch import launch as run
+
+    loaded, console = load_config(config, overrides or [], workers), _console()
+    record = run(loaded, console, resume)
+    if record:
+        _report(record, console)
+    else:
+        console.print(f"stopped; {how_to_resume(Path(loaded.train.run_dir))}", soft_wrap=True)
+
+
+@app.command()
+def show(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = None) -> None:
+    """Print the resolved configuration, the bytes of each sync, and where every part's code is."""
+    from isthmus.config import dump
+    from isthmus.recipes import load_config
+    from isthmus.train.report import readable_bytes
+    from isthmus.train.show import import_paths, sync_bytes
+
+    loaded, console = load_config(config, overrides or [], workers), _console()
+    print(yaml.safe_dump(dump(loaded), sort_keys=False))
+    table = Table("fragment", f"sent per sync by each of {loaded.train.workers} workers", "bytes", box=SIMPLE_HEAD)
+    for fragment, count in sync_bytes(loaded).items():
+        table.add_row(fragment, readable_bytes(count), f"{count:,}")
+    console.print(table)
+    table = Table("part", "import path", box=SIMPLE_HEAD)
+    for part, path in import_paths(loaded).items():
+        table.add_row(part, path)
+    console.print(table)
+
+
+def _report(record: Record, console: Console) -> None:
+    """Table and plot of one run."""
+    from isthmus.train.report import compare, draw, make_table
+
+    run_dir = Path(record.config["train"]["run_dir"])
+    draw([record], run_dir / "report.png")
+    console.print(make_table(compare([record])))
+    console.print(f"more in {run_dir}: summary.json, report.png, metrics, checkpoints", soft_wrap=True)
+
+
+def _console() -> Console:
+    """Standard output; wide enough for tables where it is no terminal."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=120)
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """Message and exit code of an error that was foreseen; any other is raised again, traceback and all."""
+    if hasattr(error, "format_message"):  # the command line was wrong (typer brings its own click, or uses click's)
+        return f"{error.format_message()} See isthmus --help.", 2
+
+    from isthmus.core import UserError
+    from isthmus.train.launch import Interrupted, WorkerFailed
+    from isthmus.transport import TransportError
+
+    match error:
+        case UserError():
+            return str(error), 2
+        case TransportError() | WorkerFailed():
+            return str(error), 1
+        case Interrupted():
+            return str(error), 130
+        case PermissionError() | NotADirectoryError() | FileExistsError():
+            return f"{error.filename}: {error.strerror}", 2
+    raise error

@@ -1,0 +1,107 @@
+"""The demo: one small model trained in six ways on this machine, compared in one table."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from isthmus.config import RunConfig
+from isthmus.core import UserError
+from isthmus.recipes import load_config
+from isthmus.train.launch import Interrupted, launch, num_cores
+from isthmus.train.record import Record
+from isthmus.train.report import compare, draw, make_table
+
+BASE = Path(__file__).with_name("demo.yaml")
+WORKERS = 4
+_PLOT_LINK = 100  # Mbit/s
+
+
+@dataclass(frozen=True)
+class DemoRun:
+    """One of the six."""
+
+    name: str
+    recipe: str
+    workers: int = WORKERS
+    overrides: tuple[str, ...] = ()
+
+    def configure(self, steps: int, folder: Path) -> RunConfig:
+        """Its whole configuration."""
+        common = [f"outer.recipe={self.recipe}", f"train.steps={steps}", f"train.run_dir={folder / self.name}"]
+        return load_config(BASE, [*common, *self.overrides], self.workers)
+
+
+_EVERY_20 = ("outer.schedule.local_steps=20",)  # H: short enough for a few hundred steps
+RUNS = (
+    DemoRun("alone", "ddp", workers=1),
+    DemoRun("ddp", "ddp"),
+    DemoRun("diloco", "diloco", overrides=_EVERY_20),
+    DemoRun("streaming", "streaming", overrides=_EVERY_20),
+    DemoRun("sparseloco", "sparseloco", overrides=_EVERY_20),
+    DemoRun("muloco", "muloco", overrides=_EVERY_20),
+)
+
+
+def run_demo(folder: Path, steps: int, console: Console, runs: tuple[DemoRun, ...] = RUNS) -> None:
+    """Run all, then write `summary.json` and `report.png` into `folder` and print the table.
+
+    Raises:
+        UserError: `folder` holds something that is no demo.
+        Interrupted: stopped before the end.
+    """
+    _clear(folder, console)
+    begin, records = time.monotonic(), list[Record]()
+    for number, run in enumerate(runs, 1):
+        console.rule(f"{number} of {len(runs)}: {run.name}", align="left")
+        record = launch(run.configure(steps, folder), console, name=run.name)
+        if record is None:
+            raise Interrupted(f"the demo was stopped during {run.name}; what was finished before is in {folder}")
+        records.append(record)
+    step_seconds = records[0].step_seconds
+    rows = compare(records, step_seconds)
+    notes = _notes(records, step_seconds)
+    summary = {"steps": steps, "step_seconds": step_seconds, "notes": notes, "runs": _joined(records, rows)}
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1))
+    draw(records, folder / "report.png", _PLOT_LINK, step_seconds)
+    console.rule(align="left")
+    console.print(make_table(rows))
+    for note in notes:
+        console.print(f"- {note}")
+    minutes, seconds = divmod(round(time.monotonic() - begin), 60)
+    console.print(f"\n{minutes} min {seconds} s. In {folder}: report.png, summary.json, one folder a run.")
+
+
+def _clear(folder: Path, console: Console) -> None:
+    """Make room for a new demo; an older one is replaced, anything else is left alone."""
+    mark = folder / BASE.name
+    if mark.exists():
+        console.print(f"{folder} holds an older demo: it is replaced")
+        shutil.rmtree(folder)
+    elif folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} holds something that is not a demo: choose another --run-dir")
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(BASE, mark)
+
+
+def _notes(records: list[Record], step_seconds: float) -> list[str]:
+    alone = records[0].summary
+    return [
+        f"All runs: {alone['num_parameters']:,} parameters, {alone['steps']} steps, {alone['tokens_per_worker']:,} "
+        f"tokens per worker; {WORKERS} workers share {num_cores()} cores here, so computing is slower than alone.",
+        "alone: one worker on its own part of the data, without the others and without communication.",
+        "eval loss: nats a token on validation text; of the anchor, where there is one.",
+        "modelled: share of the time spent computing, if every worker had a machine like this one for itself "
+        f"({step_seconds:.3f} s a step, as measured alone) and an uplink of that speed; bytes as counted.",
+    ]
+
+
+def _joined(records: list[Record], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Each run's summary and its row: what is per worker in the one is a mean in the other."""
+    return {record.name: {**record.summary, "row": row} for record, row in zip(records, rows, strict=True)}

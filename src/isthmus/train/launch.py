@@ -1,0 +1,232 @@
+"""All workers of a run on this machine: start them, watch them, stop them together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import yaml
+from rich.console import Console
+
+from isthmus.config import RunConfig, dump
+from isthmus.core import UserError
+from isthmus.recipes.load import ENVIRONMENT_PREFIX
+from isthmus.train.progress import LiveProgress
+from isthmus.train.record import Record
+from isthmus.train.trainer import metrics_path
+
+_POLL_SECONDS = 0.1
+_GRACE_SECONDS = 2.0  # for the other workers to say what they know, once one has failed
+_STOP = b"stop"
+
+
+class WorkerFailed(Exception):
+    """A worker ended before its time, and the configuration is not to blame. One line."""
+
+
+class Interrupted(Exception):
+    """Asked a second time to stop: everything was ended at once."""
+
+
+def launch(config: RunConfig, console: Console, resume: bool = False, name: str | None = None) -> Record | None:
+    """Run all workers of a configuration on this machine.
+
+    The first Ctrl-C (or SIGTERM) has all workers stop after the same step with a checkpoint, a second one ends them at
+    once.
+
+    Args:
+        config: the run; `train.workers` says how many.
+        console: for progress.
+        resume: go on from the newest checkpoint.
+        name: what to call the run; None: its recipe.
+
+    Returns:
+        The finished run; None when it was stopped before its end.
+
+    Raises:
+        UserError: what the worker says that failed.
+        WorkerFailed: a worker failed otherwise.
+        Interrupted: a second Ctrl-C.
+    """
+    run_dir, workers, name = Path(config.train.run_dir), config.train.workers, name or config.outer.recipe
+    if not resume and metrics_path(run_dir, 0).exists():
+        raise UserError(f"{run_dir} holds a run already: go on with it by --resume, or choose another train.run_dir")
+    console.print(f"{name}: {workers} worker{'s'[: workers - 1]}, {config.train.steps} steps, into {run_dir}")
+    with (
+        _counted_signals() as signals,
+        Workers(config, resume) as processes,
+        LiveProgress(run_dir, name, workers, config.train.steps, console) as progress,
+    ):
+        while processes.running():
+            progress.look()
+            if len(signals) > 1:
+                raise Interrupted(f"ended at once; {how_to_resume(run_dir)}")
+            if signals and not processes.stopping:
+                console.print("stopping: the workers finish their step and save it (Ctrl-C again: end at once)")
+                processes.stop()
+            time.sleep(_POLL_SECONDS)
+    record = Record.read(run_dir, name)
+    return record if record.summary["finished"] else None
+
+
+def how_to_resume(run_dir: Path) -> str:
+    """What to tell whoever stopped a run."""
+    if not any((run_dir / "checkpoints").glob("step-*/worker-*/manifest.json")):
+        return f"{run_dir} holds no checkpoint yet"
+    return f"go on with: isthmus launch {run_dir}/config.yaml --resume"
+
+
+class Workers:
+    """One process `isthmus train` a worker, each with its share of the cores and its log `logs/worker-k.log`.
+
+    They hang on a pipe from this process, through which they are told to stop; they end when it ends.
+    """
+
+    def __init__(self, config: RunConfig, resume: bool) -> None:
+        self.config, self.run_dir = config, Path(config.train.run_dir)
+        self.stopping = False
+        self._resume = resume
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        """Start all."""
+        logs = self.run_dir / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        path = logs / "config.yaml"  # what workers are given; they write the run's own once they agree on it
+        path.write_text(yaml.safe_dump(dump(self.config), sort_keys=False))
+        command = [sys.executable, "-m", "isthmus", "train", str(path), "--on-leash", *["--resume"][: self._resume]]
+        world = self._world()
+        for worker in range(self.config.train.workers):
+            with self._log(worker).open("wb") as log:
+                own = {"RANK": str(worker), "LOCAL_RANK": str(worker)}
+                self._processes.append(
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.PIPE,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        env=world | own,
+                        process_group=0,  # the terminal's Ctrl-C reaches the launcher alone
+                    )
+                )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End whoever still runs."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+
+    def running(self) -> bool:
+        """Whether any worker still runs.
+
+        Raises:
+            UserError: a worker ended with exit code 2; its message.
+            WorkerFailed: a worker ended with another exit code but 0.
+        """
+        codes = [process.poll() for process in self._processes]
+        if any(codes):
+            self._explain()
+        return None in codes
+
+    def stop(self) -> None:
+        """Have all workers stop after the same step."""
+        self.stopping = True
+        for process in self._processes:
+            assert process.stdin is not None
+            try:
+                process.stdin.write(_STOP)
+                process.stdin.flush()
+            except BrokenPipeError:
+                continue  # it has ended by itself
+
+    def _world(self) -> dict[str, str]:
+        """The environment of all workers. The configuration they are given is final, so no layer of it is inherited."""
+        workers = self.config.train.workers
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+        return inherited | {
+            "WORLD_SIZE": str(workers),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": os.environ.get("MASTER_PORT") or str(_free_port()),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cores() // workers)),
+        }
+
+    def _explain(self) -> None:
+        """Raise what went wrong: a user error before a worker's death, a death before what it did to the others."""
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while time.monotonic() < deadline and None in [process.poll() for process in self._processes]:
+            time.sleep(_POLL_SECONDS)
+        failed = [(process.returncode, worker) for worker, process in enumerate(self._processes) if process.returncode]
+        code, worker = min(failed, key=lambda item: (item[0] != 2, item[0]))
+        log = self._log(worker)
+        if code == 2:
+            raise UserError(_last_words(log))
+        if code < 0:
+            raise WorkerFailed(
+                f"worker {worker} was killed by {signal.Signals(-code).name}; {how_to_resume(self.run_dir)}"
+            )
+        raise WorkerFailed(f"worker {worker} failed: {_last_words(log)} (all of it: {log})")
+
+    def _log(self, worker: int) -> Path:
+        return self.run_dir / "logs" / f"worker-{worker}.log"
+
+
+def follow_launcher() -> None:
+    """In a worker: stop when the launcher says so, as if by SIGTERM; end when the launcher is gone."""
+
+    def follow() -> None:
+        while os.read(0, len(_STOP)):
+            while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # training has not begun yet
+                time.sleep(_POLL_SECONDS)
+            os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(1)
+
+    threading.Thread(target=follow, name="isthmus-leash", daemon=True).start()
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _counted_signals() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM instead of dying of them."""
+    received: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, frame: received.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _last_words(log: Path) -> str:
+    """The last error line of a log, else its last line."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or ["it said nothing"])[-1]

@@ -1,0 +1,128 @@
+"""Live progress of a run, from the metrics files that its workers write."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from isthmus.train.report import readable_bytes
+from isthmus.train.trainer import metrics_path
+
+_PLAIN_SECONDS = 5.0  # between two plain lines
+
+
+class Seen:
+    """What one worker's metrics file has told so far."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._forget()
+
+    def _forget(self) -> None:
+        self.position = self.step = self.num_syncs = self.sent_bytes = 0
+        self.tokens = self.train_seconds = self.sync_seconds = self.hidden_seconds = 0.0
+        self.loss: float | None = None
+        self.eval_loss: float | None = None
+
+    def look(self) -> list[str]:
+        """Read the lines that have come since the last time; returns the reasons of faults among them."""
+        if not self.path.exists():
+            return []
+        if self.path.stat().st_size < self.position:  # a resumed run has cut it
+            self._forget()
+        with self.path.open("rb") as file:
+            file.seek(self.position)
+            new = file.read()
+        complete = new[: new.rfind(b"\n") + 1]
+        self.position += len(complete)
+        events = [json.loads(line) for line in complete.splitlines()]
+        return [fault for event in events if (fault := self._take(event))]
+
+    def _take(self, event: dict[str, Any]) -> str:
+        match event["event"]:
+            case "step":
+                self.step, self.loss = event["step"], event["loss"]
+                self.tokens, self.train_seconds = event["tokens"], event["seconds"]
+            case "sync":
+                self.num_syncs += 1
+                self.sent_bytes += event["sent_bytes"]
+                self.sync_seconds += event["seconds"]
+                self.hidden_seconds += event["hidden_seconds"]
+            case "eval":
+                self.eval_loss = event["loss"]
+            case "fault":
+                return f"step {event['step']}: {event['reason']}"
+        return ""
+
+
+class LiveProgress:
+    """A bar on a terminal, a line every few seconds elsewhere. Figures are worker 0's, tokens/s those of all.
+
+    Args:
+        run_dir: of the run that is watched.
+        name: what to call it.
+        workers: how many write metrics.
+        steps: inner steps until the end.
+        console: where to.
+    """
+
+    def __init__(self, run_dir: Path, name: str, workers: int, steps: int, console: Console) -> None:
+        self.name, self.steps, self.console = name, steps, console
+        self._seen = [Seen(metrics_path(run_dir, worker)) for worker in range(workers)]
+        self._said, self._said_at = "", time.monotonic()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task(name, total=steps, figures="starting")
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Show the last figures and leave them there."""
+        self.look(last=True)
+        self._bar.stop()
+
+    def look(self, last: bool = False) -> None:
+        """Read what is new and show it."""
+        for worker, seen in enumerate(self._seen):
+            for fault in seen.look():
+                self.console.print(f"{self.name}: worker {worker}, {fault}", soft_wrap=True)
+        figures, step = self.figures(), self._seen[0].step
+        self._bar.update(self._task, completed=step, figures=figures)
+        due = last or time.monotonic() - self._said_at >= _PLAIN_SECONDS
+        line = f"{self.name}  step {step}/{self.steps}  {figures}"
+        if not self.console.is_terminal and due and line != self._said:
+            self.console.print(line, soft_wrap=True)
+            self._said, self._said_at = line, time.monotonic()
+
+    def figures(self) -> str:
+        """Loss, speed and traffic so far, in one line."""
+        first = self._seen[0]
+        if first.loss is None:
+            return "starting"
+        rate = sum(seen.tokens / seen.train_seconds for seen in self._seen if seen.train_seconds)
+        parts = [f"loss {first.loss:.3f}"]
+        if first.eval_loss is not None:
+            parts.append(f"eval {first.eval_loss:.3f}")
+        parts.append(f"{rate:,.0f} tokens/s")
+        if first.num_syncs:
+            hidden = first.hidden_seconds / first.sync_seconds if first.sync_seconds else 0.0
+            parts += [f"{first.num_syncs} syncs", f"{readable_bytes(first.sent_bytes)} sent", f"{hidden:.0%} hidden"]
+        return "  ".join(parts)

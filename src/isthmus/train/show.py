@@ -1,0 +1,75 @@
+"""What a configuration comes to, before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from isthmus.compress import COMPRESSORS
+from isthmus.config import OUTER_OPTIMIZERS, RunConfig, build
+from isthmus.core import SPLITS, Registry
+from isthmus.data import DATA
+from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES
+from isthmus.models import MODELS
+from isthmus.outer import MERGES
+from isthmus.recipes import RECIPES
+from isthmus.transport import TRANSPORTS
+from isthmus.transport.local import Local, LocalWorld, run_workers
+from isthmus.transport.peers import ring_bytes
+
+
+def sync_bytes(config: RunConfig) -> dict[str, int]:
+    """Bytes that a worker sends for one sync of each fragment (mean over workers), votes included.
+
+    They are counted, not computed: all workers really average zeros in this process.
+    """
+    workers, outer = config.train.workers, config.outer
+    model = build(MODELS, config.model).build()
+    if outer.schedule is None:
+        return {"gradients": ring_bytes(4 * sum(param.numel() for param in model.parameters()), workers)}
+    fragments = SPLITS.get(outer.split)(model, outer.schedule.num_fragments)
+    compressor = build(COMPRESSORS, outer.compressor)
+
+    @torch.no_grad()
+    def sync(rank: int, transport: Local) -> list[int]:
+        sent = []
+        for step, fragment in enumerate(fragments):
+            peers = transport.quorum(step)
+            compressor.average([torch.zeros_like(anchor) for anchor in fragment.anchor], {}, peers)
+            transport.commit(peers, True)
+            sent.append(peers.sent_bytes)
+        return sent
+
+    totals = [sum(counts) for counts in zip(*run_workers(LocalWorld(workers), sync), strict=True)]
+    return {fragment.name: total // workers for fragment, total in zip(fragments, totals, strict=True)}
+
+
+def import_paths(config: RunConfig) -> dict[str, str]:
+    """Where each part's code is: {"outer.compressor": "isthmus.compress.float4:Float4", ...}."""
+    inner, outer = config.inner, config.outer
+    parts: dict[str, tuple[Registry, Any]] = {
+        "model": (MODELS, config.model),
+        "data": (DATA, config.data),
+        "inner.optimizer": (INNER_OPTIMIZERS, inner.optimizer),
+        "inner.lr_schedule": (LR_SCHEDULES, inner.lr_schedule),
+        "outer.recipe": (RECIPES, {"type": outer.recipe}),
+        "outer.transport": (TRANSPORTS, outer.transport),
+    }
+    if outer.schedule is not None:
+        parts |= {
+            "outer.split": (SPLITS, {"type": outer.split}),
+            "outer.compressor": (COMPRESSORS, outer.compressor),
+            "outer.merge": (MERGES, outer.merge),
+            "outer.optimizer": (OUTER_OPTIMIZERS, outer.optimizer),
+        }
+    return dict(found for name, (registry, spec) in parts.items() for found in _paths(name, registry, spec))
+
+
+def _paths(name: str, registry: Registry, spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The path of a spec's component, and those of the components inside it."""
+    yield name, registry.paths.get(spec["type"], spec["type"])
+    for key, value in spec.items():
+        if isinstance(value, dict) and "type" in value:
+            yield from _paths(f"{name}.{key}", registry, value)
