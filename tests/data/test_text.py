@@ -48,6 +48,14 @@ def test_the_split_does_not_depend_on_where_the_folder_lies(folder, tmp_path):
     assert sides(folder.rename(tmp_path / "moved")) == before
 
 
+def test_hidden_files_are_not_text(folder):
+    (folder / ".git").mkdir()
+    (folder / ".git" / "pack").write_bytes(b"\xff" * 100)
+    (folder / ".notes").write_bytes(b"\xfe" * 100)
+    train, held_out = sides(folder)
+    assert train | held_out == set(range(1, 41))
+
+
 @pytest.mark.parametrize("fraction", [0.0001, 0.9999])
 def test_both_sides_have_a_file(folder, fraction):
     train, held_out = sides(folder, fraction)

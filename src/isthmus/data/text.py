@@ -22,9 +22,9 @@ _END_OF_FILE = b"\0"
 class Text:
     """Text whose tokens are its bytes.
 
-    A folder is read whole, files in the order of their paths, and split by file: a hash of the relative path says on
-    which side a file lies, so files that come or go leave the others where they are. A single file is mapped, not
-    read, and split by position: its end is the validation data.
+    A folder is read whole, hidden files excepted, in the order of the paths, and split by file: a hash of the
+    relative path says on which side a file lies, so files that come or go leave the others where they are. A single
+    file is mapped, not read, and split by position: its end is the validation data.
     """
 
     source: str = "stdlib"  # a file, a folder, or "stdlib": the running interpreter's library without its tests
@@ -36,10 +36,10 @@ class Text:
 
     def open(self, sequence_length: int) -> TokenCorpus:
         """Read the text and cut it into samples of `sequence_length` bytes."""
-        root = Path(sysconfig.get_path("stdlib") if self.source == "stdlib" else self.source)
-        if not root.exists():
-            raise UserError(f"data: {self.source!r} does not exist; give a file, a folder or stdlib")
+        root = Path(sysconfig.get_path("stdlib") if self.source == "stdlib" else self.source).expanduser()
         try:
+            if not root.exists():
+                raise UserError(f"data: {self.source!r} does not exist; give a file, a folder or stdlib")
             files = self._files(root)
             if not files:
                 raise UserError(f"data: {self.source!r} holds no text; give a file or folder that is not empty")
@@ -73,11 +73,11 @@ class Text:
 
 
 def _walk(root: Path, skip: frozenset[str] = frozenset()) -> list[Path]:
-    """All files below `root` but those in folders named in `skip`, sorted; links to folders are not followed."""
+    """All files below `root`, sorted; not hidden ones, nor those in folders named in `skip` or behind links."""
     paths = []
     for folder, folders, names in os.walk(root, onerror=_raise):
-        folders[:] = [name for name in folders if name not in skip]
-        paths += [Path(folder, name) for name in names]
+        folders[:] = [name for name in folders if name not in skip and not name.startswith(".")]
+        paths += [Path(folder, name) for name in names if not name.startswith(".")]
     return sorted(paths)
 
 

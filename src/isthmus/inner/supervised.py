@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.core.types import UserError
@@ -64,10 +63,10 @@ class SupervisedStep:
         self._forward = torch.compile(model) if compile else model
         self._params = [param for param in model.parameters() if param.requires_grad]
         self._peak_lrs = [group["lr"] for group in optimizer.param_groups]
-        device = self._params[0].device.type
-        self._scaler = torch.amp.GradScaler(device, enabled=precision == "float16")
+        self._device = self._params[0].device
+        self._scaler = torch.amp.GradScaler(self._device.type, enabled=precision == "float16")
         self._precision: AbstractContextManager[Any] = (
-            nullcontext() if precision == "float32" else torch.autocast(device, getattr(torch, precision))
+            nullcontext() if precision == "float32" else torch.autocast(self._device.type, getattr(torch, precision))
         )
 
     def __call__(self, batch: Batch) -> Metrics:
@@ -122,12 +121,12 @@ class SupervisedStep:
         return torch.as_tensor(total)
 
     def _micro_batches(self, batch: Batch) -> Iterator[tuple[Batch, float, bool]]:
-        """(part of the batch, its share of the samples, whether it is the last)."""
+        """(part of the batch, on the model's device; its share of the samples; whether it is the last)."""
         num_samples = len(next(iter(batch.values())))
         size = self.micro_batch_size or num_samples
         for start in range(0, num_samples, size):
-            part = {name: tensor[start : start + size] for name, tensor in batch.items()}
             end = min(start + size, num_samples)
+            part = {name: tensor[start:end].to(self._device, non_blocking=True) for name, tensor in batch.items()}
             yield part, (end - start) / num_samples, end == num_samples
 
     def _gradient_sync(self, last: bool) -> AbstractContextManager[None]:
@@ -137,7 +136,7 @@ class SupervisedStep:
     def _clip(self) -> float:
         """Clip the gradient; return its norm before."""
         norm = nn.utils.get_total_norm([param.grad for param in self._params if param.grad is not None])
-        value = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+        value = norm.item()  # of all ranks' shards, where gradients are DTensors
         if self.clip_norm is not None and self.clip_norm < value < math.inf:
             nn.utils.clip_grads_with_norm_(self._params, self.clip_norm, norm)
         return value
