@@ -72,13 +72,10 @@ def check(registry: Registry, spec: Any, path: str, given: tuple[str, ...] = ())
         UserError: names the argument by its path ("outer.compressor.block") and says what it should be.
     """
     component, arguments = _read(registry, spec, path, given)
-    if is_dataclass(component):
-        component(**arguments)  # a value: let it refuse combinations that make no sense
-    complete = {"type": spec["type"]}
-    for name, parameter in _parameters(component, given).items():
-        value = arguments.get(name, parameter.default)
-        complete[name] = describe(registry, value) if is_dataclass(value) else value
-    return complete
+    if is_dataclass(component):  # a value, which refuses combinations that make no sense
+        return describe(registry, component(**arguments)) | {"type": spec["type"]}
+    parameters = _parameters(component, given)
+    return {"type": spec["type"]} | {name: arguments.get(name, p.default) for name, p in parameters.items()}
 
 
 def _read(registry: Registry, spec: Any, path: str, given: Iterable[str] = ()) -> tuple[Any, Spec]:

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,9 @@ class Checkpoints:
     def load(self, step: int) -> State:
         """The state that was saved after `step`."""
         plain = json.loads((self._path(step) / "state.json").read_text())
-        state: State = _decode(plain, load_file(self._path(step) / "state.safetensors"))
+        tensors = load_file(self._path(step) / "state.safetensors")
+        # where a tensor lies in memory decides how the CPU sums it up: let torch place it, as it did before
+        state: State = _decode(plain, {name: tensor.clone() for name, tensor in tensors.items()})
         return state
 
     def usable(self) -> list[int]:
@@ -90,12 +93,16 @@ class Checkpoints:
         common = sorted(step for step in self._steps() if step <= last_common)
         for step in common[:-keep]:
             self._delete(step)
+            with suppress(OSError):  # another worker's may lie there still, or it was quicker
+                self._path(step).parent.rmdir()
 
     def discard_after(self, step: int) -> None:
-        """Delete what is newer than `step`: the run goes on from there."""
+        """Delete what is newer than `step`, from which the run goes on, and what a kill has left half done."""
         for newer in self._steps():
             if newer > step:
                 self._delete(newer)
+        for half_done in self.folder.glob(f"step-*/worker-{self.worker}.tmp"):
+            shutil.rmtree(half_done)
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}" / f"worker-{self.worker}"
@@ -104,9 +111,8 @@ class Checkpoints:
         return [int(path.parent.name[5:]) for path in self.folder.glob(f"step-*/worker-{self.worker}")]
 
     def _delete(self, step: int) -> None:
-        shutil.rmtree(self._path(step))
-        if not any(self._path(step).parent.iterdir()):
-            shutil.rmtree(self._path(step).parent, ignore_errors=True)  # another worker may have been quicker
+        self._path(step).rename(self._path(step).with_suffix(".tmp"))  # a kill must not leave half a checkpoint
+        shutil.rmtree(self._path(step).with_suffix(".tmp"))
 
     def _verify(self, step: int) -> dict[str, Any]:
         path = self._path(step) / "manifest.json"

@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,7 +22,8 @@ from isthmus.transport.peers import ring_bytes
 class DataParallel:
     """Averages gradients in every backward pass of `module`; driven like an `OuterLoop` that syncs at every step.
 
-    The model itself takes the anchor's part. A worker alone trains the bare model.
+    The model itself takes the anchor's part. Buffers stay each worker's own, as with an outer loop. A worker alone
+    trains the bare model.
 
     Args:
         model: equal on all workers.
@@ -36,10 +38,13 @@ class DataParallel:
         self._spans: list[tuple[float, float]] = []  # begin and end of the all-reduce of every bucket, in order
         self._payload_bytes = 0
         self._steps = 0
+        self._group: dist.ProcessGroup | None = None
         transport.join(self)
         if transport.num_workers > 1:
             self._group = dist.new_group(timeout=timedelta(seconds=sync_budget_seconds))
-            self.module = DistributedDataParallel(model, process_group=self._group)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # newer torch has another word for it, older has not
+                self.module = DistributedDataParallel(model, process_group=self._group, broadcast_buffers=False)
             self.module.register_comm_hook(None, self._all_reduce)
 
     def step(self) -> list[SyncReport]:
@@ -64,6 +69,8 @@ class DataParallel:
 
     def close(self) -> None:
         """Let go of the peers."""
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
         self.transport.leave()
 
     def anchor_hash(self) -> str:

@@ -106,15 +106,21 @@ class Trainer:
         num_workers, steps = self.method.transport.num_workers, self.config.train.steps
         store = HashStore() if num_workers == 1 else open_store()[0]
         budget_seconds = self.config.outer.transport["sync_budget_seconds"]
-        with Stopping(store, self.worker, num_workers, budget_seconds) as stopping:
-            try:
+        try:
+            with Stopping(store, self.worker, num_workers, budget_seconds) as stopping:
                 while self.totals.steps < steps and stopping.may_start(self.totals.steps + 1):
                     self._train_step()
                 finished = self.totals.steps == steps
-                self._end(finished)
-            except TransportError as error:
-                self.metrics.write("fault", step=self.totals.steps, reason=str(error))
-                raise
+                self._conclude(finished)
+            self.method.close()
+        except TransportError as error:
+            self.metrics.write("fault", step=self.totals.steps, reason=str(error))
+            raise
+        finally:
+            self.metrics.close()
+        if not finished and self.worker == 0:
+            how = f"isthmus train {self.run_dir}/config.yaml --resume"
+            _say(f"stopped after step {self.totals.steps}; go on with: {how}")
         return self._write_summary(finished)
 
     def _train_step(self) -> None:
@@ -139,19 +145,13 @@ class Trainer:
         if train.checkpoint_every and step % train.checkpoint_every == 0:
             self._save(finished=False)
 
-    def _end(self, finished: bool) -> None:
-        """Finish or stop: leave a checkpoint behind, then the others."""
+    def _conclude(self, finished: bool) -> None:
+        """Land what is in flight where this is the end of the run; leave a checkpoint behind either way."""
         if finished:
             self._note(self.method.finish())
             self._evaluate()
         if finished or self._saved_step != self.totals.steps:
             self._save(finished)
-        self.method.close()
-        self.metrics.close()
-        if not finished and self.worker == 0:
-            _say(
-                f"stopped after step {self.totals.steps}; go on with: isthmus train {self.run_dir}/config.yaml --resume"
-            )
 
     def _note(self, reports: list[SyncReport]) -> None:
         """Write down and count syncs; they prove which checkpoints everybody has, so older ones can go."""

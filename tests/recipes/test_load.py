@@ -1,0 +1,114 @@
+"""The layers of a configuration: defaults < recipe < file < environment < command line."""
+
+import pytest
+
+from isthmus.core import UserError
+from isthmus.recipes import load_config
+from isthmus.recipes.load import merge
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("outer: {recipe: streaming, schedule: {local_steps: 40}}\ntrain: {steps: 70, seed: 3}\n")
+    return path
+
+
+def test_each_layer_overrides_the_ones_below(path, monkeypatch):
+    config = load_config(path)
+    assert config.outer.schedule.local_steps == 40  # file over recipe
+    assert config.outer.split == "strided"  # recipe over default
+    assert config.train.seed == 3
+    monkeypatch.setenv("ISTHMUS_OUTER__SCHEDULE__LOCAL_STEPS", "60")
+    monkeypatch.setenv("ISTHMUS_TRAIN__SEED", "4")
+    config = load_config(path, ["train.seed=5"], workers=3)
+    assert config.outer.schedule.local_steps == 60  # environment over file
+    assert config.train.seed == 5  # command line over environment
+    assert config.train.workers == 3  # argument over all
+
+
+def test_a_method_follows_the_h_that_the_user_chose(path):
+    assert load_config(path, ["outer.recipe=eager"]).outer.schedule.overlap_steps == 40
+
+
+def test_without_a_type_a_component_is_refined():
+    compressor = load_config(None, ["outer.recipe=sparseloco", "outer.compressor.decay=0.5"]).outer.compressor
+    assert compressor["decay"] == 0.5
+    assert compressor["compressor"]["type"] == "topk"
+
+
+def test_with_a_type_a_component_starts_from_its_own_defaults():
+    config = load_config(None, ["outer.optimizer.type=sgd", "outer.optimizer.lr=1.0"])
+    assert config.outer.optimizer["momentum"] == 0  # not the recipe's
+    assert load_config(None, ["outer.compressor.type=float4"]).outer.compressor["format"] == "E3M0"
+
+
+def test_merge_keeps_what_is_not_overridden():
+    low = {"a": {"type": "x", "b": 1, "c": {"d": 1, "e": 2}}}
+    assert merge(low, {"a": {"c": {"d": 3}}}) == {"a": {"type": "x", "b": 1, "c": {"d": 3, "e": 2}}}
+    assert merge(low, {"a": {"type": "x", "c": {}}}) == {"a": {"type": "x", "c": {}}}
+    assert low == {"a": {"type": "x", "b": 1, "c": {"d": 1, "e": 2}}}
+
+
+def test_values_are_yaml():
+    config = load_config(None, ["inner.optimizer.betas=[0.8, 0.9]", "inner.clip_norm=null", "inner.optimizer.lr=1e-3"])
+    assert config.inner.optimizer["betas"] == (0.8, 0.9)
+    assert config.inner.clip_norm is None
+    assert config.inner.optimizer["lr"] == 0.001
+
+
+def test_workers_are_as_many_as_were_started_where_nobody_says(monkeypatch):
+    assert load_config().train.workers == 1
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert load_config().train.workers == 4
+    assert load_config(None, ["train.workers=2"]).train.workers == 2
+
+
+def test_ddp_has_no_use_for_the_method_section(path):
+    outer = load_config(path, ["outer.recipe=ddp", "outer.compressor.keep=7"]).outer
+    assert outer.schedule is None
+    assert outer.optimizer is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train: [", "is not YAML: while parsing"),
+        ("3", "must hold sections such as model and train, got 3"),
+        ("", "must hold sections such as model and train, got None"),
+        ("train:\n", "train: expected keys and values, got None"),
+        ("train: {step: 3}", "train.step: unknown key, did you mean 'steps'?"),
+    ],
+)
+def test_a_bad_file_is_one_line(tmp_path, text, message):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_config(path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="cannot read the configuration .*nothing.yaml': No such file"):
+        load_config(tmp_path / "nothing.yaml")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [("steps", "cannot read 'steps': write section.key=value"), ("train.steps=[", "the value of 'train.steps=.'")],
+)
+def test_a_bad_override_is_one_line(override, message):
+    with pytest.raises(UserError, match=message):
+        load_config(None, [override])
+
+
+def test_a_misspelt_environment_variable_is_named(monkeypatch):
+    monkeypatch.setenv("ISTHMUS_TRAIN__STEP", "3")
+    with pytest.raises(UserError, match="train.step: unknown key"):
+        load_config()
+
+
+def test_other_variables_with_the_prefix_are_none_of_its_business(monkeypatch):
+    monkeypatch.setenv("ISTHMUS_NATIVE", "0")
+    load_config()

@@ -1,0 +1,61 @@
+"""Every recipe: a complete expression, for any number of workers and any H; what makes it that method."""
+
+import pytest
+
+from isthmus.compress import Cast
+from isthmus.compress.dct import DCT
+from isthmus.compress.float4 import Float4
+from isthmus.compress.lowrank import LowRank
+from isthmus.compress.topk import TopK
+from isthmus.config import dump, parse
+from isthmus.outer import Eager
+from isthmus.recipes import RECIPES, Plan, load_config
+
+
+@pytest.mark.parametrize("name", RECIPES.names())
+@pytest.mark.parametrize("local_steps", [1, 10, 15])
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+def test_every_recipe_resolves_and_reads_back(name, local_steps, workers):
+    config = load_config(None, [f"outer.recipe={name}", f"outer.schedule.local_steps={local_steps}"], workers)
+    assert parse(dump(config)) == config
+    assert config.train.workers == workers
+    if name == "ddp":
+        assert config.outer.schedule is None
+        assert config.outer.compressor is None
+    else:
+        assert config.outer.schedule.local_steps == local_steps
+
+
+@pytest.mark.parametrize("name", RECIPES.names())
+def test_every_recipe_says_where_it_is_from(name):
+    assert RECIPES.get(name).__doc__
+
+
+def recipe(name, workers=2, **plan):
+    return RECIPES.get(name)(Plan(workers, steps=1000, **plan))
+
+
+def test_what_makes_each_method():
+    assert recipe("ddp").schedule is None
+    assert recipe("opendiloco").compressor == Cast("float16")
+    assert recipe("streaming").compressor == Float4("E3M0")
+    assert recipe("streaming").split == "strided"
+    assert isinstance(recipe("eager").merge, Eager)
+    assert isinstance(recipe("dilocox").compressor.compressor, LowRank)
+    assert isinstance(recipe("dct_momentum").compressor.compressor, DCT)
+    assert isinstance(recipe("sparseloco").compressor.compressor, TopK)
+    assert recipe("muloco").inner["optimizer"]["type"] == "muon"
+    assert recipe("muloco").compressor.compressor.bits == 2
+
+
+@pytest.mark.parametrize("name", ["eager", "dilocox"])
+def test_a_delayed_recipe_delays_by_a_whole_round_whatever_h(name):
+    for local_steps in (None, 7):
+        schedule = recipe(name, local_steps=local_steps).schedule
+        assert schedule.overlap_steps == schedule.local_steps
+
+
+def test_the_outer_learning_rate_grows_with_the_number_of_workers():
+    rates = [recipe("diloco", workers).optimizer["lr"] for workers in (1, 2, 4, 8)]
+    assert rates == sorted(rates)
+    assert rates[0] < rates[-1]

@@ -1,0 +1,151 @@
+"""The schema: specs become components and back, every mistake becomes one line."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from isthmus.compress import COMPRESSORS, Cast
+from isthmus.compress.feedback import ErrorFeedback
+from isthmus.compress.lowrank import LowRank
+from isthmus.compress.quantize import Quantize
+from isthmus.compress.topk import TopK
+from isthmus.config import DEFAULTS, OUTER_OPTIMIZERS, build, check, convert, describe, dump, factory, flat, parse
+from isthmus.core import Registry, SyncSchedule, UserError
+from isthmus.recipes import load_config
+
+
+@dataclass(frozen=True)
+class Colour:
+    """A component of the tests."""
+
+    name: str
+    shade: float = 0.5
+    mix: tuple[int, int] = (1, 2)
+    notes: dict[str, str] | None = None
+
+
+COLOURS = Registry("colour", {"colour": f"{__name__}:Colour"})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Cast("float16"),
+        ErrorFeedback(TopK(keep=32, values=Quantize(bits=4, block=32)), decay=0.9),
+        LowRank(rank=3, factors=ErrorFeedback(Quantize(bits=4))),
+    ],
+)
+def test_describe_is_the_inverse_of_build(value):
+    spec = describe(COMPRESSORS, value)
+    assert spec["type"] in COMPRESSORS.names()
+    assert build(COMPRESSORS, spec) == value
+
+
+def test_build_converts_and_fills_defaults():
+    assert build(COLOURS, {"type": "colour", "name": "red", "shade": "1e-3", "mix": [3, 4]}) == Colour(
+        "red", 0.001, (3, 4)
+    )
+
+
+def test_components_may_be_named_by_import_path():
+    assert build(COMPRESSORS, {"type": "isthmus.compress.cast:Cast", "format": "float16"}) == Cast("float16")
+
+
+def test_check_completes_a_spec_with_every_argument():
+    assert check(COMPRESSORS, {"type": "error_feedback", "compressor": {"type": "quantize", "bits": 4}}, "x") == {
+        "type": "error_feedback",
+        "compressor": {"type": "quantize", "bits": 4, "block": 128, "rounding": "nearest", "scale_bits": 16},
+        "decay": 1.0,
+    }
+
+
+def test_factory_leaves_the_given_argument_open():
+    make = factory(OUTER_OPTIMIZERS, {"type": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}, "params")
+    optimizer = make([torch.nn.Parameter(torch.zeros(2))])
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert optimizer.defaults["nesterov"]
+    assert optimizer.defaults["lr"] == 0.7
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"type": "colour", "name": "red", "shad": 1}, "x.shad: unknown key, did you mean 'shade'?"),
+        ({"type": "colour", "name": "red", "shade": "dark"}, "x.shade: should be a valid number"),
+        ({"type": "colour"}, "x.name is missing: it has no default"),
+        ({"type": "color", "name": "red"}, "unknown colour 'color': did you mean 'colour'?"),
+        ({"name": "red"}, "x: expected {type: name, ...} with one of colour, got {'name': 'red'}"),
+        ("red", "x: expected {type: name, ...} with one of colour, got 'red'"),
+    ],
+)
+def test_a_wrong_spec_is_one_line_that_names_the_key(spec, message):
+    with pytest.raises(UserError) as caught:
+        check(COLOURS, spec, "x")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mapping_with_a_type_in_a_plain_mapping_stays_plain():
+    spec = {"type": "colour", "name": "red", "notes": {"type": "warm"}}
+    assert check(COLOURS, {**spec, "notes": {"a": "b"}}, "x")["notes"] == {"a": "b"}
+
+
+def test_a_compressor_where_a_compressor_belongs():
+    with pytest.raises(UserError, match=r"x.compressor: expected \{type: name, ...\}, got 3"):
+        check(COMPRESSORS, {"type": "error_feedback", "compressor": 3}, "x")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("inner.batchsize=3", "inner.batchsize: unknown key, did you mean 'batch_size'?"),
+        ("outr.recipe=ddp", "outr: unknown key, did you mean 'outer'?"),
+        ("outer.compressor.bits=4", "outer.compressor.bits: unknown key, known: format"),
+        ("train.steps=many", "train.steps: should be a valid integer"),
+        ("train.steps=0", "train.steps: should be greater than 0, got 0"),
+        ("inner.precision=int8", "inner.precision: should be 'float32', 'bfloat16' or 'float16', got 'int8'"),
+        ("outer.schedule={local_steps: 5, overlap_steps: 6}", "overlap_steps 6 is more than local_steps 5"),
+        ("outer.schedule={local_steps: 5, num_fragments: 3}", "local_steps 5 is not divisible by num_fragments 3"),
+        ("outer.schedule=often", "outer.schedule: expected {local_steps: ..., ...}, got 'often'"),
+        ("outer.recipe=dilocco", "unknown recipe 'dilocco': did you mean 'diloco'?"),
+        ("outer.split=halves", "unknown split 'halves'"),
+        ("outer.optimizer.momentun=1", "outer.optimizer.momentun: unknown key, did you mean 'momentum'?"),
+        ("model.hidden_size=30", "hidden_size 30 does not split into 4 heads"),
+        ("model=big", "model: expected keys and values, got 'big'"),
+    ],
+)
+def test_a_wrong_configuration_is_one_line(override, message):
+    with pytest.raises(UserError) as caught:
+        load_config(None, [override])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_parse_reads_what_dump_writes():
+    config = load_config(None, ["outer.recipe=streaming", "outer.schedule.local_steps=8"], workers=4)
+    assert parse(dump(config)) == config
+    assert isinstance(config.outer.schedule, SyncSchedule)
+
+
+def test_a_missing_section_key_is_named():
+    values = {section: dict(content) for section, content in DEFAULTS.items()}
+    del values["train"]["steps"]
+    with pytest.raises(UserError, match="train.steps is missing"):
+        parse(values)
+
+
+def test_sections_are_frozen():
+    config = load_config()
+    with pytest.raises(ValueError, match="frozen"):
+        config.train.steps = 3
+
+
+def test_convert_names_the_path():
+    assert convert("3", int, "a.b") == 3
+    with pytest.raises(UserError, match=r"a\.b: should be a valid integer.*got 'x'"):
+        convert("x", int, "a.b")
+
+
+def test_flat_joins_keys_with_dots():
+    assert flat({"a": {"b": {"c": 1}, "d": [2]}, "e": None}) == {"a.b.c": 1, "a.d": [2], "e": None}

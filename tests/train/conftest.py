@@ -1,0 +1,27 @@
+"""Runs that several tests look at."""
+
+from pathlib import Path
+
+import pytest
+from train_processes import Job, run_jobs
+
+from isthmus.recipes import RECIPES
+
+
+@pytest.fixture(scope="session")
+def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One uninterrupted run a recipe with two workers, in folders called after the recipes."""
+    return _run_all(2, tmp_path_factory.mktemp("two-workers"))
+
+
+@pytest.fixture(scope="session")
+def three_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with three workers: an odd count, and means in two shots."""
+    return _run_all(3, tmp_path_factory.mktemp("three-workers"))
+
+
+def _run_all(num_workers: int, folder: Path) -> Path:
+    """The same processes run all recipes, one after the other."""
+    jobs = [Job([f"outer.recipe={name}", f"train.run_dir={folder / name}"]) for name in RECIPES.names()]
+    assert run_jobs(jobs, num_workers) == [0] * num_workers
+    return folder

@@ -1,0 +1,173 @@
+"""A checkpoint gives back what it was given, or is named and refused."""
+
+import math
+import os
+import signal
+
+import pytest
+import torch
+
+from isthmus.core import UserError
+from isthmus.train import checkpoint
+from isthmus.train.checkpoint import Checkpoints
+
+LAYOUT = {"model.hidden_size": 8, "parameter a": "[2] torch.float32"}
+
+
+def state(seed: int = 0) -> dict:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(6, generator=generator)
+    return {
+        "tensors": [rows[:3], rows[3:], torch.zeros(()).expand(2, 2)],  # shared storage, no storage
+        "half": torch.randn(3, generator=generator).bfloat16(),
+        "empty": torch.empty(0),
+        "bytes": torch.arange(5, dtype=torch.uint8),
+        "optimizer": {"state": {0: {"step": torch.tensor(3.0)}, 7: {}}, "param_groups": [{"betas": (0.9, 0.95)}]},
+        "plain": [None, True, 1, 0.1, "text", math.inf, (1, (2,))],
+        "$": "a dollar",
+    }
+
+
+def equal(a, b) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(equal, a, b))
+    return type(a) is type(b) and a == b
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def checkpoints(tmp_path, said):
+    return Checkpoints(tmp_path / "checkpoints", 0, LAYOUT, said.append)
+
+
+def test_load_gives_back_what_was_saved_bit_for_bit(checkpoints):
+    checkpoints.save(200, state())
+    assert equal(checkpoints.load(200), state())
+
+
+def test_files_lie_where_they_are_documented(checkpoints):
+    checkpoints.save(200, state())
+    folder = checkpoints.folder / "step-00000200" / "worker-0"
+    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "state.json", "state.safetensors"]
+
+
+def test_what_is_neither_tensor_nor_plain_is_refused_by_its_path(checkpoints):
+    with pytest.raises(TypeError, match="cannot save a/0/b: object"):
+        checkpoints.save(1, {"a": [{"b": object()}]})
+
+
+def test_usable_lists_newest_first(checkpoints):
+    for step in (10, 30, 20):
+        checkpoints.save(step, state())
+    assert checkpoints.usable() == [30, 20, 10]
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize(
+    "damage", [flip, lambda path: os.truncate(path, path.stat().st_size - 1), lambda path: path.unlink()]
+)
+def test_a_damaged_file_is_named_and_the_checkpoint_before_it_used(checkpoints, said, name, damage):
+    checkpoints.save(10, state(1))
+    checkpoints.save(20, state(2))
+    path = checkpoints.folder / "step-00000020/worker-0" / name
+    damage(path)
+    assert checkpoints.usable() == [10]
+    assert len(said) == 1
+    assert str(path) in said[0]
+    assert "\n" not in said[0]
+
+
+def test_another_layout_is_refused_with_both_values(checkpoints, tmp_path):
+    checkpoints.save(10, state())
+    other = Checkpoints(tmp_path / "checkpoints", 0, {**LAYOUT, "model.hidden_size": 16})
+    with pytest.raises(UserError, match="model.hidden_size is 8 there and 16 here"):
+        other.usable()
+    fewer = Checkpoints(tmp_path / "checkpoints", 0, {"model.hidden_size": 8})
+    with pytest.raises(UserError, match=r"parameter a is \[2\] torch.float32 there and None here"):
+        fewer.usable()
+
+
+def test_prune_keeps_the_newest_that_all_have_and_whatever_is_newer(checkpoints):
+    for step in (10, 20, 30, 40, 50):
+        checkpoints.save(step, state())
+    checkpoints.prune(keep=2, last_common=39)
+    assert checkpoints.usable() == [50, 40, 30, 20]
+    assert not (checkpoints.folder / "step-00000010").exists()
+    checkpoints.prune(keep=2, last_common=9)
+    assert checkpoints.usable() == [50, 40, 30, 20]
+
+
+def test_another_workers_checkpoints_are_left_alone(checkpoints, tmp_path):
+    other = Checkpoints(tmp_path / "checkpoints", 1, LAYOUT)
+    for step in (10, 20):
+        checkpoints.save(step, state())
+        other.save(step, state())
+    checkpoints.prune(keep=1, last_common=20)
+    assert checkpoints.usable() == [20]
+    assert other.usable() == [20, 10]
+
+
+def test_discard_after(checkpoints):
+    for step in (10, 20, 30):
+        checkpoints.save(step, state())
+    (checkpoints.folder / "step-00000020/worker-0.tmp").mkdir()
+    checkpoints.discard_after(10)
+    assert checkpoints.usable() == [10]
+    assert not list(checkpoints.folder.glob("*/*.tmp"))
+
+
+def kill_at_call(function, number):
+    """`function`, but its call `number` ends this process as SIGKILL does."""
+    calls = iter(range(1, 1000))
+
+    def wrapped(*args, **kwargs):
+        if next(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **kwargs)
+
+    return wrapped
+
+
+@pytest.mark.parametrize("number", range(1, 8))  # four files and folders are flushed before the rename, three after
+def test_a_kill_while_writing_never_harms_the_last_good_one(checkpoints, monkeypatch, said, number):
+    checkpoints.save(10, state(1))
+    pid = os.fork()
+    if pid == 0:
+        monkeypatch.setattr(checkpoint, "_flush", kill_at_call(checkpoint._flush, number))
+        checkpoints.save(20, state(2))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    newest = checkpoints.usable()[0]
+    assert newest == (10 if number <= 4 else 20)
+    assert equal(checkpoints.load(newest), state(newest // 10))
+    assert not said  # half of a checkpoint is none: nothing to report
+    checkpoints.save(20, state(3)) if newest == 10 else None
+    assert 20 in checkpoints.usable()
+
+
+@pytest.mark.parametrize("number", range(1, 4))
+def test_a_kill_while_deleting_leaves_whole_checkpoints(checkpoints, monkeypatch, said, number):
+    for step in (10, 20):
+        checkpoints.save(step, state(step // 10))
+    pid = os.fork()
+    if pid == 0:
+        monkeypatch.setattr(os, "unlink", kill_at_call(os.unlink, number))
+        checkpoints.prune(keep=1, last_common=20)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert checkpoints.usable() == [20]
+    assert not said

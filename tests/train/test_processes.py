@@ -1,0 +1,139 @@
+"""Real processes over gloo: all recipes, kills, stops, damage, disagreement."""
+
+import math
+import os
+import random
+import signal
+
+import pytest
+from train_processes import events, final_weights, run, said, summary
+
+from isthmus.recipes import RECIPES
+from isthmus.transport.peers import ring_bytes
+
+PRIVATE = {"eager"}  # anchors differ between workers
+
+
+@pytest.fixture(params=["two_workers", "three_workers"])
+def all_runs(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.mark.parametrize("name", RECIPES.names())
+def test_the_loss_falls(all_runs, name):
+    losses = [event["loss"] for event in events(all_runs / name, 0, "step")]
+    assert len(losses) == 30
+    assert sum(losses[-5:]) / 5 < losses[0] - 0.5
+    assert summary(all_runs / name)["eval_loss"] < math.log(256) - 0.2
+
+
+@pytest.mark.parametrize("name", RECIPES.names())
+def test_identity_34_anchors_are_equal_where_they_are_replicated(all_runs, name):
+    hashes = summary(all_runs / name)["anchor_hash"].values()
+    assert len(hashes) in (2, 3)
+    assert len(set(hashes)) == (len(hashes) if name in PRIVATE else 1)
+
+
+@pytest.mark.parametrize("name", RECIPES.names())
+def test_the_summary_is_the_sum_of_the_metrics(all_runs, name):
+    joined = summary(all_runs / name)
+    for worker in range(joined["workers"]):
+        syncs = events(all_runs / name, worker, "sync")
+        assert len(syncs) == joined["num_syncs"]
+        assert all(sync["committed"] and sync["num_peers"] == joined["workers"] for sync in syncs)
+        assert sum(sync["sent_bytes"] for sync in syncs) == joined["sent_bytes"][worker]
+        assert joined["hidden_seconds"][worker] <= joined["sync_seconds"][worker]
+
+
+@pytest.mark.parametrize("name", RECIPES.names())
+def test_only_worker_0_evaluates(all_runs, name):
+    assert [event["step"] for event in events(all_runs / name, 0, "eval")] == [10, 20, 30]
+    assert events(all_runs / name, 1, "eval") == []
+
+
+def test_identity_35_ddp_sends_what_a_ring_sends(all_runs):
+    joined = summary(all_runs / "ddp")
+    assert (
+        joined["sent_bytes"] == [30 * ring_bytes(4 * joined["num_parameters"], joined["workers"])] * joined["workers"]
+    )
+
+
+def test_every_recipe_sends_less_than_ddp(all_runs):
+    most = summary(all_runs / "ddp")["sent_bytes"][0]
+    assert all(summary(all_runs / name)["sent_bytes"][0] < most for name in RECIPES.names() if name != "ddp")
+
+
+def same_run(folder, expected, num_workers=2):
+    """Metrics (without times) and every tensor of the last checkpoint, bit for bit."""
+    assert summary(folder)["anchor_hash"] == summary(expected)["anchor_hash"]
+    for worker in range(num_workers):
+        assert events(folder, worker) == events(expected, worker)
+        assert final_weights(folder, worker) == final_weights(expected, worker)
+
+
+@pytest.mark.parametrize("name", ["diloco", "streaming", "sparseloco"])
+def test_identity_37_killed_at_a_random_step_and_resumed_nothing_differs(two_workers, tmp_path, name):
+    worker, step = random.randrange(2), random.randrange(8, 31)
+    recipe = f"outer.recipe={name}"
+    codes = run(tmp_path, recipe, signal_before_step=(worker, step, signal.SIGKILL))
+    assert codes == [-signal.SIGKILL] * 2, f"worker {worker} before step {step}"
+    assert run(tmp_path, recipe, resume=True) == [0, 0], f"worker {worker} before step {step}"
+    same_run(tmp_path, two_workers / name)
+
+
+def test_identity_37_killed_with_three_workers(three_workers, tmp_path):
+    recipe = "outer.recipe=streaming"
+    run(tmp_path, recipe, num_workers=3, signal_before_step=(1, 18, signal.SIGKILL))
+    assert run(tmp_path, recipe, num_workers=3, resume=True) == [0, 0, 0]
+    same_run(tmp_path, three_workers / "streaming", num_workers=3)
+
+
+def test_a_damaged_file_is_named_and_all_use_the_checkpoint_before_it(two_workers, tmp_path):
+    recipe = "outer.recipe=sparseloco"
+    run(tmp_path, recipe, signal_before_step=(0, 24, signal.SIGKILL))
+    damaged = tmp_path / "checkpoints/step-00000021/worker-1/state.safetensors"
+    os.truncate(damaged, damaged.stat().st_size // 2)
+    assert run(tmp_path, recipe, resume=True) == [0, 0]
+    assert f"checkpoint refused: {damaged} has " in said(tmp_path, 1)
+    assert "refused" not in said(tmp_path, 0)
+    assert "step 15/30" in said(tmp_path, 0)  # after step 14
+    same_run(tmp_path, two_workers / "sparseloco")
+
+
+@pytest.mark.parametrize("name", ["diloco", "streaming", "ddp"])
+def test_sigterm_to_one_worker_stops_all_after_the_same_step(two_workers, tmp_path, name):
+    recipe = f"outer.recipe={name}"
+    assert run(tmp_path, recipe, signal_before_step=(1, 12, signal.SIGTERM), step_seconds=0.03) == [0, 0]
+    stopped = summary(tmp_path)
+    assert not stopped["finished"]
+    assert 12 <= stopped["steps"] < 30
+    newest = f"step-{stopped['steps']:08d}"
+    assert len(list(tmp_path.glob(f"checkpoints/{newest}/worker-*/manifest.json"))) == 2
+    assert f"stopped after step {stopped['steps']}; go on with: isthmus train {tmp_path}/config.yaml" in said(
+        tmp_path, 0
+    )
+    assert run(tmp_path, recipe, resume=True) == [0, 0]
+    same_run(tmp_path, two_workers / name)
+
+
+def test_workers_with_different_configurations_name_both_values(tmp_path):
+    assert run(tmp_path, "inner.optimizer.lr=0.00{rank}5") == [2, 2]
+    for worker in range(2):
+        errors = [line for line in said(tmp_path, worker).splitlines() if line.startswith("error: ")]
+        assert errors == ["error: workers differ in inner.optimizer.lr: worker 0 has 0.0005, worker 1 has 0.0015"]
+
+
+def test_fewer_ranks_than_the_configuration_says(tmp_path):
+    assert run(tmp_path, workers_said=3) == [2, 2]
+    assert "error: the configuration says 3 workers, but 2 ranks started" in said(tmp_path, 0)
+
+
+def test_a_lost_worker_is_a_fault_with_a_name(tmp_path):
+    codes = run(
+        tmp_path,
+        "outer.transport.sync_budget_seconds=3",
+        signal_before_step=(1, 15, signal.SIGSTOP),
+    )
+    assert codes[0] == 1
+    (fault,) = events(tmp_path, 0, "fault")
+    assert "worker 1" in fault["reason"]
