@@ -116,7 +116,8 @@ def show(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = 
 
 def _report(record: Record, console: Console) -> None:
     """Table and plot of one run."""
-    from isthmus.train.report import compare, draw, make_table
+    from isthmus.train.plot import draw
+    from isthmus.train.report import compare, make_table
 
     run_dir = Path(record.config["train"]["run_dir"])
     draw([record], run_dir / "report.png")
@@ -133,7 +134,7 @@ def _console() -> Console:
 def _explain(error: Exception) -> tuple[str, int]:
     """Message and exit code of an error that was foreseen; any other is raised again, traceback and all."""
     if hasattr(error, "format_message"):  # the command line was wrong (typer brings its own click, or uses click's)
-        return f"{error.format_message()} See isthmus --help.", 2
+        return f"{error.format_message().rstrip('.')}; see isthmus --help", 2
 
     from isthmus.core import UserError
     from isthmus.train.launch import Interrupted, WorkerFailed

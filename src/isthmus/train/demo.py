@@ -15,8 +15,9 @@ from isthmus.config import RunConfig
 from isthmus.core import UserError
 from isthmus.recipes import load_config
 from isthmus.train.launch import Interrupted, launch, num_cores
+from isthmus.train.plot import draw
 from isthmus.train.record import Record
-from isthmus.train.report import compare, draw, make_table
+from isthmus.train.report import compare, make_table
 
 BASE = Path(__file__).with_name("demo.yaml")
 WORKERS = 4

@@ -65,6 +65,10 @@ class Record:
         """All events of one kind."""
         return [event for event in self.events if event["event"] == kind]
 
+    def losses(self) -> dict[int, float]:
+        """Evaluation loss after each step that was evaluated, where it is finite."""
+        return {event["step"]: event["loss"] for event in self.of("eval") if event["loss"] is not None}
+
     def sent_until(self) -> list[int]:
         """Bytes that worker 0 had sent after each inner step (first entry: 0)."""
         sent = [0] * (self.steps + 1)

@@ -1,0 +1,61 @@
+"""Runs side by side, as a plot."""
+
+from __future__ import annotations
+
+import math
+from itertools import cycle
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from isthmus.train.modelled import modelled_clock
+from isthmus.train.record import Record
+
+_COLOURS = ("#000000", "#d55e00", "#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#7f7f7f", "#8c6d31")
+
+
+def draw(
+    records: list[Record], path: Path, megabits_per_second: float = 100, step_seconds: float | None = None
+) -> None:
+    """Loss of the anchor against tokens, bytes sent and modelled time, as one image.
+
+    Runs that send nothing are left out of the second panel.
+    """
+    figure = Figure(figsize=(13, 4.5), layout="constrained")
+    tokens_panel, bytes_panel, time_panel = figure.subplots(1, 3, sharey=True)
+    for record, colour in zip(records, cycle(_COLOURS), strict=False):
+        losses = record.losses()
+        loss, label = list(losses.values()), record.name
+        per_step = record.summary["tokens_per_worker"] / record.steps
+        sent, clock = record.sent_until(), modelled_clock(record, megabits_per_second, step_seconds)
+        _line(tokens_panel, [per_step * step / 1e3 for step in losses], loss, colour, label)
+        if sent[-1]:
+            _line(bytes_panel, [sent[step] / 1e6 for step in losses], loss, colour, label)
+        _line(time_panel, [clock[step] for step in losses], loss, colour, label)
+    tokens_panel.set(xlabel="thousand tokens per worker", ylabel="evaluation loss of the anchor (nats a token)")
+    bytes_panel.set(xlabel="MB sent per worker")
+    time_panel.set(xlabel=f"modelled seconds on an uplink of {megabits_per_second:g} Mbit/s")
+    for panel in (bytes_panel, time_panel):
+        if math.isfinite(panel.dataLim.minposx):  # it shows anything
+            panel.set_xscale("log")
+            panel.xaxis.set_major_locator(LogLocator(subs=(1, 3), numticks=10))
+            panel.xaxis.set_major_formatter("{x:g}")
+            panel.xaxis.set_minor_formatter(NullFormatter())
+    for panel in (tokens_panel, bytes_panel, time_panel):
+        panel.grid(True, which="major", alpha=0.25)
+        panel.spines[["top", "right"]].set_visible(False)
+    _show_the_end(tokens_panel, [list(losses.values())[-1] for record in records if (losses := record.losses())])
+    figure.legend(*tokens_panel.get_legend_handles_labels(), loc="outside upper center", ncols=6, frameon=False)
+    figure.savefig(path, dpi=130)
+
+
+def _show_the_end(panel: Axes, final: list[float]) -> None:
+    """Cut off the beginning of the curves, where all are high, so that their ends can be told apart."""
+    if final:
+        panel.set_ylim(top=min(panel.get_ylim()[1], max(final) + max(max(final) - min(final), 0.5)))
+
+
+def _line(panel: Axes, x: list[float], loss: list[float], colour: str, label: str) -> None:
+    panel.plot(x, loss, "o-", color=colour, label=label, linewidth=1.6, markersize=3.5)

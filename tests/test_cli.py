@@ -1,0 +1,150 @@
+"""The command line in this process; what starts processes of its own is in tests/train/test_launch.py."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from isthmus.cli import main
+from isthmus.config import dump
+from isthmus.recipes import load_config
+from isthmus.transport.peers import ring_bytes
+
+RUN = {
+    "model": {
+        "type": "module",
+        "path": "tests.train.tiny:Bigram",
+        "arguments": {"hidden_size": 4},
+        "sequence_length": 8,
+    },
+    "data": {"type": "text", "source": str(Path(__file__).parent)},
+    "inner": {"batch_size": 2},
+    "outer": {"recipe": "diloco", "schedule": {"local_steps": 2}},
+    "train": {"steps": 4, "eval_every": 2, "eval_batches": 1},
+}
+PARAMETERS = 256 * 4 + 4 * 256 + 256
+VOTE_BYTES = 9
+
+
+@pytest.fixture
+def config(tmp_path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(RUN | {"train": RUN["train"] | {"run_dir": str(tmp_path / "run")}}))
+    return path
+
+
+def isthmus(monkeypatch, *arguments: object) -> int:
+    """Run the program; returns its exit code."""
+    monkeypatch.setattr(sys, "argv", ["isthmus", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return caught.value.code or 0
+
+
+BAD = {
+    "no command": ([], "Missing command"),
+    "unknown command": (["lunch"], "No such command 'lunch'"),
+    "no configuration": (["launch"], "Missing argument 'CONFIG'"),
+    "unknown option": (["launch", "CONFIG", "--worker", "2"], "No such option: --worker"),
+    "no workers": (["launch", "CONFIG", "--workers", "0"], "Invalid value for '--workers'"),
+    "missing file": (["launch", "nowhere.yaml"], "cannot read the configuration 'nowhere.yaml'"),
+    "override without =": (["launch", "CONFIG", "--set", "train.steps"], "cannot read 'train.steps'"),
+    "unknown recipe": (["launch", "CONFIG", "--set", "outer.recipe=dilocco"], "did you mean 'diloco'?"),
+    "unknown key": (["launch", "CONFIG", "--set", "outer.schedule.local_step=3"], "did you mean 'local_steps'?"),
+    "unknown argument": (["show", "CONFIG", "--set", "outer.compressor.formt=float16"], "did you mean 'format'?"),
+    "wrong type": (["train", "CONFIG", "--set", "train.steps=many"], "train.steps"),
+    "tau > H": (["show", "CONFIG", "--set", "outer.schedule.overlap_steps=3"], "overlap_steps 3 is more than"),
+    "H not divisible by P": (["show", "CONFIG", "--set", "outer.schedule.num_fragments=3"], "not divisible"),
+    "missing data": (["train", "CONFIG", "--set", "data.source=nowhere"], "'nowhere' does not exist"),
+    "fewer ranks than the config says": (["train", "CONFIG", "--set", "train.workers=2"], "2 workers, but 1 rank"),
+    "nothing to resume": (["train", "CONFIG", "--resume"], "no usable checkpoint"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD)
+def test_bad_input_is_one_line_and_exit_code_2(monkeypatch, capsys, config, arguments, message):
+    assert isthmus(monkeypatch, *[config if argument == "CONFIG" else argument for argument in arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+@pytest.mark.parametrize("text", ["{", "- 1", "train: 3", "\0"])
+def test_a_file_that_holds_no_configuration(monkeypatch, capsys, config, text):
+    config.write_text(text)
+    assert isthmus(monkeypatch, "show", config) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_a_folder_that_cannot_be_written(monkeypatch, capsys, config, tmp_path):
+    (tmp_path / "file").touch()
+    assert isthmus(monkeypatch, "launch", config, "--set", f"train.run_dir={tmp_path}/file/run") == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/file/run/logs: Not a directory\n"
+
+
+def test_an_unforeseen_error_keeps_its_traceback(monkeypatch, config):
+    monkeypatch.setattr("isthmus.recipes.load_config", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(sys, "argv", ["isthmus", "show", str(config)])
+    with pytest.raises(ZeroDivisionError):
+        main()
+
+
+def test_help_is_no_error(monkeypatch, capsys):
+    assert isthmus(monkeypatch, "--help") == 0
+    out = capsys.readouterr().out
+    assert all(command in out for command in ("demo", "train", "launch", "show"))
+
+
+def shown(monkeypatch, capsys, *arguments: object) -> tuple[dict, str]:
+    """What `show` prints: the configuration, and the rest."""
+    assert isthmus(monkeypatch, "show", *arguments) == 0
+    text, rest = capsys.readouterr().out.split("\n\n", 1)
+    return yaml.safe_load(text), rest
+
+
+def test_show_prints_the_resolved_configuration(monkeypatch, capsys, config):
+    printed, _ = shown(monkeypatch, capsys, config, "--workers", 3, "--set", "train.seed=7")
+    assert printed == dump(load_config(config, ["train.seed=7"], 3))
+    assert printed["train"]["seed"] == 7
+    assert printed["train"]["workers"] == 3
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_show_counts_the_bytes_of_each_sync(monkeypatch, capsys, config, workers):
+    _, rest = shown(monkeypatch, capsys, config, "--workers", workers)
+    expected = ring_bytes(4 * PARAMETERS, workers) + (workers - 1) * VOTE_BYTES
+    assert f" {expected:,} " in rest
+    _, rest = shown(monkeypatch, capsys, config, "--workers", workers, "--set", "outer.recipe=ddp")
+    assert f" {ring_bytes(4 * PARAMETERS, workers):,} " in rest
+
+
+def test_show_counts_fragments_by_themselves(monkeypatch, capsys, config):
+    sets = ["outer.schedule.num_fragments=2", "outer.split=balanced", "outer.compressor.format=float16"]
+    _, rest = shown(monkeypatch, capsys, config, "--workers", 2, *[word for key in sets for word in ("--set", key)])
+    for parameters in (4 * 256, 4 * 256 + 256):
+        assert f" {2 * parameters + VOTE_BYTES:,} " in rest  # two workers gather
+
+
+def test_show_names_the_code_of_every_part(monkeypatch, capsys, config):
+    _, rest = shown(monkeypatch, capsys, config, "--set", "outer.recipe=sparseloco")
+    rows = dict(line.split()[:2] for line in rest.splitlines() if len(line.split()) == 2)
+    assert rows["outer.recipe"] == "isthmus.recipes.sparseloco:sparseloco"
+    assert rows["outer.compressor"] == "isthmus.compress.feedback:ErrorFeedback"
+    assert rows["outer.compressor.compressor"] == "isthmus.compress.topk:TopK"
+    assert rows["outer.compressor.compressor.values"] == "isthmus.compress.quantize:Quantize"
+    assert rows["outer.optimizer"] == "torch.optim:SGD"
+
+
+def test_train_alone_reports(monkeypatch, capsys, config, tmp_path):
+    assert isthmus(monkeypatch, "train", config) == 0
+    out = capsys.readouterr().out
+    assert "step 4/4" in out
+    assert "diloco" in out
+    assert (tmp_path / "run/report.png").stat().st_size > 10_000
+    assert isthmus(monkeypatch, "train", config) == 2
+    assert "holds a run already" in capsys.readouterr().err

@@ -1,0 +1,19 @@
+"""A model that needs no transformers, for processes that must start quickly."""
+
+import torch
+from torch import nn
+
+
+class Bigram(nn.Module):
+    """The next byte from this one: {"tokens": [batch, seq + 1]} -> mean loss."""
+
+    def __init__(self, hidden_size: int = 16) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(256, hidden_size)
+        self.head = nn.Linear(hidden_size, 256)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        tokens = batch["tokens"]
+        return nn.functional.cross_entropy(
+            self.head(self.embedding(tokens[:, :-1])).flatten(0, 1), tokens[:, 1:].flatten()
+        )
