@@ -128,12 +128,10 @@ def test_fewer_ranks_than_the_configuration_says(tmp_path):
     assert "error: the configuration says 3 workers, but 2 ranks started" in said(tmp_path, 0)
 
 
-def test_a_lost_worker_is_a_fault_with_a_name(tmp_path):
-    codes = run(
-        tmp_path,
-        "outer.transport.sync_budget_seconds=3",
-        signal_before_step=(1, 15, signal.SIGSTOP),
-    )
-    assert codes[0] == 1
+@pytest.mark.parametrize("name", ["diloco", "ddp"])
+def test_a_lost_worker_is_a_fault_with_a_name(tmp_path, name):
+    """Worker 1 is suspended, which looks like a cut cable: no connection breaks."""
+    overrides = (f"outer.recipe={name}", "outer.transport.sync_budget_seconds=3")
+    assert run(tmp_path, *overrides, signal_before_step=(1, 15, signal.SIGSTOP)) == [1, -signal.SIGKILL]
     (fault,) = events(tmp_path, 0, "fault")
     assert "worker 1" in fault["reason"]

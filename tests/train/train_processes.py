@@ -31,6 +31,7 @@ COMMON = [
     "train.log_every=1",
 ]
 TIMING = {"seconds", "hidden_seconds"}
+_LETHAL = (-signal.SIGKILL, 1)  # exit codes of a worker after which the others are ended too
 
 
 @dataclass
@@ -45,7 +46,7 @@ class Job:
 
 
 def run(run_dir: Path, *overrides: str, num_workers: int = 2, **job: Any) -> list[int]:
-    """Run the workers of one configuration; returns their exit codes. Once one is killed, all are."""
+    """Run the workers of one configuration; returns their exit codes. Once one is killed or fails, all are killed."""
     return run_jobs([Job([f"train.run_dir={run_dir}", *overrides], **job)], num_workers)
 
 
@@ -57,7 +58,7 @@ def run_jobs(jobs: list[Job], num_workers: int, within_seconds: float = 240) -> 
         process.start()
     deadline = time.monotonic() + within_seconds
     while any(process.is_alive() for process in processes):
-        if time.monotonic() > deadline or any(process.exitcode == -signal.SIGKILL for process in processes):
+        if time.monotonic() > deadline or any(process.exitcode in _LETHAL for process in processes):
             for process in processes:
                 process.kill()
         time.sleep(0.02)
