@@ -31,7 +31,7 @@ def circumstances() -> dict[str, Any]:
     return {
         "date": date.today().isoformat(),
         "commit": commit.stdout.strip() + ("+" if dirty.stdout.strip() else ""),
-        "command": "python " + " ".join(sys.argv),
+        "command": " ".join(["python -m benchmarks." + Path(sys.argv[0]).stem, *sys.argv[1:]]),
         "hardware": f"{cpu}, {len(os.sched_getaffinity(0))} cores",
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -8,8 +8,9 @@ from isthmus.compress.float4 import Float4
 from isthmus.compress.lowrank import LowRank
 from isthmus.compress.topk import TopK
 from isthmus.config import dump, parse
+from isthmus.core import SyncSchedule
 from isthmus.outer import Eager
-from isthmus.recipes import RECIPES, Plan, load_config
+from isthmus.recipes import RECIPES, Plan, Recipe, load_config
 
 
 @pytest.mark.parametrize("name", RECIPES.names())
@@ -59,3 +60,14 @@ def test_the_outer_learning_rate_grows_with_the_number_of_workers():
     rates = [recipe("diloco", workers).optimizer["lr"] for workers in (1, 2, 4, 8)]
     assert rates == sorted(rates)
     assert rates[0] < rates[-1]
+
+
+def my_recipe(plan):
+    """A recipe of one's own."""
+    return Recipe(SyncSchedule(plan.num_workers), compressor=Cast("float16"))
+
+
+def test_a_recipe_of_ones_own_is_named_by_its_import_path():
+    outer = load_config(None, [f"outer.recipe={__name__}:my_recipe"], workers=3).outer
+    assert outer.schedule == SyncSchedule(3)
+    assert outer.compressor == {"type": "cast", "format": "float16"}

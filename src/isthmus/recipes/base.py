@@ -85,11 +85,30 @@ def attach(name: str, model: nn.Module, steps: int, local_steps: int | None = No
     return RECIPES.get(name)(Plan(num_workers, steps, local_steps)).outer_loop(model, TorchDist())
 
 
-def outer_sgd(plan: Plan, momentum: float = 0.9) -> Spec:
+MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section
+
+_MANY_OUTER_STEPS = 500  # from here on a run is long, as in the papers, and their momentum is right
+
+
+def outer_sgd(plan: Plan, local_steps: int, delayed: bool = False) -> Spec:
     """The outer optimizer: SGD with Nesterov momentum.
 
     The best learning rate does not depend on the size of the model and grows with the number of workers: 0.4 for
-    1, 0.6 for 2 and 4, 0.8 for 8 (Scaling Laws for DiLoCo, arXiv 2503.09799).
+    1, 0.6 for 2 to 7, 0.8 from 8 on (Scaling Laws for DiLoCo, arXiv 2503.09799). Momentum 0.9 moves the anchor by up
+    to ten pseudo-gradients, too far where few outer steps are to come: 0.8 then, and 0.3 where a whole round of
+    delay comes on top (docs/learning.md).
+
+    Args:
+        plan: the run.
+        local_steps: H, which with the length of the run makes the number of outer steps.
+        delayed: whether means arrive one round late.
     """
-    lr = 0.4 if plan.num_workers == 1 else 0.6 if plan.num_workers <= 4 else 0.8
+    lr = 0.4 if plan.num_workers == 1 else 0.6 if plan.num_workers < 8 else 0.8
+    short = plan.steps // local_steps < _MANY_OUTER_STEPS
+    momentum = (0.3 if delayed else 0.8) if short else 0.9
     return {"type": "sgd", "lr": lr, "momentum": momentum, "nesterov": True}
+
+
+def warm_start(plan: Plan) -> int:
+    """Inner steps of the synchronous warm start: an eighth of the run, at most 200 (docs/learning.md)."""
+    return min(plan.steps // 8, 200)

@@ -1,13 +1,18 @@
 """DiLoCo (arXiv 2311.08105)."""
 
 from isthmus.core import SyncSchedule
-from isthmus.recipes.base import Plan, Recipe, outer_sgd
+from isthmus.recipes.base import Plan, Recipe, outer_sgd, warm_start
 
 
 def diloco(plan: Plan) -> Recipe:
-    """Algorithm 1 of arXiv 2311.08105: H = 500, outer Nesterov with momentum 0.9, float32.
+    """Algorithm 1 of arXiv 2311.08105: H = 500, outer Nesterov, float32, after a synchronous start.
 
     Lines of the paper: the inner loop is `inner_step`; "outer gradient" is the mean that `Cast` takes of
-    anchor - params; "outer optimization" is `OuterLoop._outer_step`; "all workers adopt" is `Replace`.
+    anchor - params; "outer optimization" is `OuterLoop._outer_step`; "all workers adopt" is `Replace`. The paper
+    starts from 24,000 steps of ordinary training; `warm_start_steps` stand for them.
     """
-    return Recipe(schedule=SyncSchedule(plan.local_steps or 500), optimizer=outer_sgd(plan))
+    local_steps = plan.local_steps or 500
+    return Recipe(
+        schedule=SyncSchedule(local_steps, warm_start_steps=warm_start(plan)),
+        optimizer=outer_sgd(plan, local_steps),
+    )

@@ -4,17 +4,22 @@ from isthmus.compress.feedback import ErrorFeedback
 from isthmus.compress.lowrank import LowRank
 from isthmus.compress.quantize import Quantize
 from isthmus.core import SyncSchedule
-from isthmus.recipes.base import Plan, Recipe, outer_sgd
+from isthmus.outer import KeepProgress
+from isthmus.recipes.base import MUON, Plan, Recipe, outer_sgd, warm_start
 
 
 def dilocox(plan: Plan) -> Recipe:
-    """A sync takes a whole round (H = 125); low-rank factors in 4 bits, error feedback, delayed `Replace`.
+    """A sync takes a whole round (H = 125); low-rank factors in 4 bits with error feedback.
 
-    "Dual optimizer policy" needs no code: every rank owns inner and outer optimizer of what it holds.
+    `KeepProgress` repairs the paper's one-step delay (`Replace` with tau = H), which discards what was learnt while a
+    sync was under way. "Dual optimizer policy" needs no code: every rank owns inner and outer optimizer of what it
+    holds.
     """
     local_steps = plan.local_steps or 125
     return Recipe(
-        schedule=SyncSchedule(local_steps, overlap_steps=local_steps),
+        schedule=SyncSchedule(local_steps, overlap_steps=local_steps, warm_start_steps=warm_start(plan)),
         compressor=ErrorFeedback(LowRank(rank=32, factors=Quantize(bits=4))),
-        optimizer=outer_sgd(plan),
+        optimizer=outer_sgd(plan, local_steps, delayed=True),
+        merge=KeepProgress(),
+        inner=MUON,
     )

@@ -3,7 +3,7 @@
 from isthmus.compress.float4 import Float4
 from isthmus.core import SyncSchedule
 from isthmus.outer import Eager
-from isthmus.recipes.base import Plan, Recipe, outer_sgd
+from isthmus.recipes.base import MUON, Plan, Recipe, outer_sgd, warm_start
 
 
 def eager(plan: Plan) -> Recipe:
@@ -13,8 +13,9 @@ def eager(plan: Plan) -> Recipe:
     """
     local_steps = plan.local_steps or 30
     return Recipe(
-        schedule=SyncSchedule(local_steps, overlap_steps=local_steps),
+        schedule=SyncSchedule(local_steps, overlap_steps=local_steps, warm_start_steps=warm_start(plan)),
         compressor=Float4("E3M0"),
-        optimizer=outer_sgd(plan),
+        optimizer=outer_sgd(plan, local_steps, delayed=True),
         merge=Eager(),
+        inner=MUON,
     )

@@ -3,14 +3,14 @@
 from isthmus.compress.feedback import ErrorFeedback
 from isthmus.compress.quantize import Quantize
 from isthmus.core import SyncSchedule
-from isthmus.recipes.base import Plan, Recipe, outer_sgd
+from isthmus.recipes.base import MUON, Plan, Recipe, warm_start
 
 
 def muloco(plan: Plan) -> Recipe:
-    """Muon inside; 2-bit pseudo-gradients with error feedback; outer Nesterov with momentum 0.6; H = 30."""
+    """Muon inside; 2-bit pseudo-gradients with error feedback; outer Nesterov 0.7 / 0.6; H = 30."""
     return Recipe(
-        schedule=SyncSchedule(plan.local_steps or 30),
+        schedule=SyncSchedule(plan.local_steps or 30, warm_start_steps=warm_start(plan)),
         compressor=ErrorFeedback(Quantize(bits=2)),
-        optimizer=outer_sgd(plan, momentum=0.6),
-        inner={"optimizer": {"type": "muon"}},
+        optimizer={"type": "sgd", "lr": 0.7, "momentum": 0.6, "nesterov": True},
+        inner=MUON,
     )

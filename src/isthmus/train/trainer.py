@@ -106,6 +106,8 @@ class Trainer:
         num_workers, steps = self.method.transport.num_workers, self.config.train.steps
         store = HashStore() if num_workers == 1 else open_store()[0]
         budget_seconds = self.config.outer.transport["sync_budget_seconds"]
+        if self._saved_step < 0 and self.config.train.checkpoint_every:
+            self._save(finished=False)  # so that a run can go on wherever it is killed
         try:
             with Stopping(store, self.worker, num_workers, budget_seconds) as stopping:
                 while self.totals.steps < steps and stopping.may_start(self.totals.steps + 1):
