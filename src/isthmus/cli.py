@@ -50,7 +50,7 @@ def main() -> None:
 @app.command()
 def demo(
     run_dir: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/demo"),
-    steps: Annotated[int, typer.Option(min=1, help="Inner steps of each run.")] = 300,
+    steps: Annotated[int, typer.Option(min=1, help="Inner steps of each run.")] = 240,
 ) -> None:
     """Train a small model in six ways on this machine and compare them in one table."""
     from isthmus.train.demo import run_demo

@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
 from isthmus.train.report import readable_bytes
 from isthmus.train.trainer import metrics_path
@@ -78,10 +79,10 @@ class LiveProgress:
         self._said, self._said_at = "", time.monotonic()
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
+            BarColumn(bar_width=12),
+            TextColumn(
+                "{task.completed:.0f}/{task.total:.0f}  {task.fields[figures]}", table_column=Column(no_wrap=False)
+            ),
             console=console,
             disable=not console.is_terminal,
         )
