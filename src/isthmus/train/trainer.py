@@ -103,11 +103,13 @@ class Trainer:
     def run(self) -> dict[str, Any]:
         """Train from where this worker stands; returns its part of the summary."""
         self._open_folder()
-        num_workers, steps = self.method.transport.num_workers, self.config.train.steps
+        transport, steps = self.method.transport, self.config.train.steps
+        num_workers = transport.num_workers
         store = HashStore() if num_workers == 1 else open_store()[0]
         budget_seconds = self.config.outer.transport["sync_budget_seconds"]
         if self._saved_step < 0 and self.config.train.checkpoint_every:
-            self._save(finished=False)  # so that a run can go on wherever it is killed
+            self._save(finished=False)
+            transport.commit(transport.quorum(0), True)  # all have one: killed at any step, the run can go on
         try:
             with Stopping(store, self.worker, num_workers, budget_seconds) as stopping:
                 while self.totals.steps < steps and stopping.may_start(self.totals.steps + 1):
