@@ -88,3 +88,16 @@ def test_who_does_not_answer_is_named():
         with pytest.raises(PeerLost, match=r"workers \[1, 2\] did not answer") as caught:
             train(stopping, 10_000, lambda step: time.sleep(0.001))
     assert caught.value.ranks == [1, 2]
+
+
+class LostStore(HashStore):
+    """A store whose host has died."""
+
+    def check(self, keys):
+        raise RuntimeError("recvValue failed\nframe #0")
+
+
+def test_a_lost_store_is_one_line():
+    with Stopping(LostStore(), 0, 2, timeout_seconds=10) as stopping, pytest.raises(PeerLost) as caught:
+        train(stopping, 10_000, lambda step: time.sleep(0.001))
+    assert str(caught.value) == "the store is gone, and with it the process that holds it: recvValue failed"

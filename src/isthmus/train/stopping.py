@@ -66,7 +66,7 @@ class Stopping:
         """Whether `step` (counted from 1) is to be trained; waits for the others where that is not known yet.
 
         Raises:
-            PeerLost: others did not publish in time.
+            PeerLost: others did not publish in time, or the store is gone.
         """
         with self._changed:
             while self._published is not None and self._last is None and self._error is None:
@@ -100,7 +100,8 @@ class Stopping:
         except PeerLost as error:
             self._finish(error=error)
         except RuntimeError as error:  # of the store
-            self._finish(error=PeerLost([0], f"cannot agree on the last step, the store is gone: {error}"))
+            reason = str(error).splitlines()[0]
+            self._finish(error=PeerLost([], f"the store is gone, and with it the process that holds it: {reason}"))
 
     def _asked(self) -> bool:
         if self._requested:
