@@ -46,6 +46,7 @@ def test_the_demo_compares_runs_and_replaces_an_older_one(tiny):
     assert "holds an older demo: it is replaced" in text
     assert "2 of 2: two" in text
     assert "modelled" in text
+    assert "Inner optimizer: adamw in alone, two." in text
     assert {path.name for path in tiny.iterdir()} == {"alone", "two", "demo.yaml", "summary.json", "report.png"}
     summary = json.loads((tiny / "summary.json").read_text())
     assert summary["step_seconds"] == pytest.approx(summary["runs"]["alone"]["compute_seconds"][0] / 10)

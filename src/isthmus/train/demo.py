@@ -97,10 +97,19 @@ def _notes(records: list[Record], step_seconds: float) -> list[str]:
         f"All runs: {alone['num_parameters']:,} parameters, {alone['steps']} steps, {alone['tokens_per_worker']:,} "
         f"tokens per worker; {WORKERS} workers share {num_cores()} cores here, so computing is slower than alone.",
         "alone: one worker on its own part of the data, without the others and without communication.",
+        f"Inner optimizer: {_inner_optimizers(records)}.",
         "eval loss: nats a token on validation text; of the anchor, where there is one.",
         "modelled: share of the time spent computing, if every worker had a machine like this one for itself "
         f"({step_seconds:.3f} s a step, as measured alone) and an uplink of that speed; bytes as counted.",
     ]
+
+
+def _inner_optimizers(records: list[Record]) -> str:
+    """'adamw in alone, ddp; muon in muloco'."""
+    users: dict[str, list[str]] = {}
+    for record in records:
+        users.setdefault(record.config["inner"]["optimizer"]["type"], []).append(record.name)
+    return "; ".join(f"{optimizer} in {', '.join(names)}" for optimizer, names in users.items())
 
 
 def _joined(records: list[Record], rows: list[dict[str, Any]]) -> dict[str, Any]:
