@@ -1,6 +1,7 @@
 """Every recipe: a complete expression, for any number of workers and any H; what makes it that method."""
 
 import pytest
+from torch import nn
 
 from isthmus.compress import Cast
 from isthmus.compress.dct import DCT
@@ -11,6 +12,7 @@ from isthmus.config import dump, parse
 from isthmus.core import SyncSchedule
 from isthmus.outer import Eager
 from isthmus.recipes import RECIPES, Plan, Recipe, load_config
+from isthmus.transport.local import Local, LocalWorld
 
 
 @pytest.mark.parametrize("name", RECIPES.names())
@@ -34,6 +36,15 @@ def test_every_recipe_says_where_it_is_from(name):
 
 def recipe(name, workers=2, **plan):
     return RECIPES.get(name)(Plan(workers, steps=1000, **plan))
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES.names() if name != "ddp"])
+@pytest.mark.parametrize("local_steps", [1, 2, 3, None])
+def test_every_method_makes_an_outer_loop_for_any_h(name, local_steps):
+    model = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
+    loop = recipe(name, local_steps=local_steps).outer_loop(model, Local(LocalWorld(1), 0))
+    loop.step()
+    loop.close()
 
 
 def test_what_makes_each_method():

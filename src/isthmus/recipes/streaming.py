@@ -17,7 +17,9 @@ def streaming(plan: Plan) -> Recipe:
     local_steps = plan.local_steps or 100
     fragments = 2 if local_steps % 2 == 0 else 1
     return Recipe(
-        schedule=SyncSchedule(local_steps, fragments, overlap_steps=1, warm_start_steps=warm_start(plan)),
+        schedule=SyncSchedule(
+            local_steps, fragments, overlap_steps=min(1, local_steps - 1), warm_start_steps=warm_start(plan)
+        ),
         compressor=Float4("E3M0"),
         optimizer=outer_sgd(plan, local_steps),
         merge=Mix(alpha=0.0),
