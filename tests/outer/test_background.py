@@ -47,6 +47,6 @@ def test_the_thread_keeps_nothing_of_a_finished_job_alive() -> None:
 def test_a_program_that_forgets_to_close_ends_cleanly_in_the_middle_of_a_job() -> None:
     code = (
         "import torch; from isthmus.outer.background import Background; b = Background();"
-        "b.submit(lambda: [torch.randn(300, 300) @ torch.randn(300, 300) for _ in range(200)])"
+        "b.submit(lambda: [torch.randn(300, 300) @ torch.randn(300, 300) for _ in range(40)])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

@@ -12,6 +12,7 @@ from isthmus.config import dump, parse
 from isthmus.core import SyncSchedule
 from isthmus.outer import Eager
 from isthmus.recipes import RECIPES, Plan, Recipe, load_config
+from isthmus.recipes.base import outer_sgd, warm_start
 from isthmus.transport.local import Local, LocalWorld
 
 
@@ -67,10 +68,20 @@ def test_a_delayed_recipe_delays_by_a_whole_round_whatever_h(name):
         assert schedule.overlap_steps == schedule.local_steps
 
 
-def test_the_outer_learning_rate_grows_with_the_number_of_workers():
-    rates = [recipe("diloco", workers).optimizer["lr"] for workers in (1, 2, 4, 8)]
-    assert rates == sorted(rates)
-    assert rates[0] < rates[-1]
+def test_the_outer_optimizer_follows_workers_h_and_the_length_of_the_run():
+    assert [outer_sgd(Plan(workers, steps=1000), 10)["lr"] for workers in (1, 2, 4, 8)] == [0.4, 0.6, 0.6, 0.8]
+
+    def momentum(steps, local_steps, **more):
+        return outer_sgd(Plan(4, steps), local_steps, **more)["momentum"]
+
+    assert momentum(1500, 10) == momentum(1500, 30) == 0.8
+    assert momentum(1500, 3) == momentum(100_000, 100) == 0.9
+    assert momentum(1500, 10, delayed=True) == 0.3
+
+
+def test_the_warm_start_is_an_eighth_of_the_run_and_at_most_200_steps():
+    assert [warm_start(Plan(4, steps)) for steps in (7, 80, 1500, 10**6)] == [0, 10, 187, 200]
+    assert {recipe(name).schedule.warm_start_steps for name in RECIPES.names()[1:]} == {125, 124}
 
 
 def my_recipe(plan):
