@@ -29,6 +29,7 @@ from benchmarks.results import circumstances, write
 CONFIG = Path(__file__).with_suffix(".yaml")
 OUTPUT = Path("runs/learning")
 ADAMW = "inner.optimizer={type: adamw, lr: 1.0e-2}"  # the best of 3e-3, 6e-3, 1e-2 for ddp
+_NOTHING_MB = 0.1  # where a logarithmic axis shows it
 MUON = "inner.optimizer={type: muon}"
 WITHOUT_H: dict[str, tuple[str, ...]] = {
     "alone": ("outer.recipe=ddp", ADAMW),
@@ -123,10 +124,15 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     names = list(dict.fromkeys(result["name"] for result in results))
     for index, name in enumerate(names):
         points = [r for r in results if r["name"] == name]
-        sent = [max(r["sent_bytes"], 1e4) / 1e6 for r in points]
-        axes.scatter(sent, [r["summary"]["eval_loss"] for r in points], label=name, color=f"C{index % 10}",
-                     marker="os^vD*PX<>"[index % 10], s=36)  # fmt: skip
-    axes.set(xscale="log", xlabel="megabytes sent per worker", ylabel="evaluation loss of the anchor")
+        sent = [max(r["sent_bytes"] / 1e6, _NOTHING_MB) for r in points]
+        losses = [r["summary"]["eval_loss"] for r in points]
+        color, marker = plt.get_cmap("tab20")(index), "os^vD*PX<>hpd"[index % 13]
+        axes.scatter(sent, losses, label=name, color=color, marker=marker, s=40)
+    axes.set(
+        xscale="log",
+        xlabel=f"megabytes sent per worker (nothing: at {_NOTHING_MB:g})",
+        ylabel="evaluation loss of the anchor",
+    )
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, ncols=2)
     figure.savefig(path, dpi=120)
@@ -143,7 +149,7 @@ def main() -> None:
     columns = ["method", "inside", "H", "loss", "spread over seeds", "against ddp", "against alone", "against diloco",
                "against diloco with AdamW", "MB sent per worker", "times fewer than diloco"]  # fmt: skip
     notes = [
-        f"{CONFIG.name}: {len(arguments.seeds)} seeds; 4 workers; equal steps and tokens per worker",
+        f"{CONFIG.name}: seeds {arguments.seeds}; 4 workers; equal steps and tokens per worker",
         "loss: of the anchor on fixed validation sequences; bytes: as counted where they are sent, warm start included",
         "alone: one worker on its own share of the data, without communication",
         "against ddp, alone, diloco: those with the same inner optimizer, and the same H",

@@ -86,6 +86,7 @@ def attach(name: str, model: nn.Module, steps: int, local_steps: int | None = No
 
 
 MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section
+MUON_OUTER: Spec = {"type": "sgd", "lr": 0.7, "momentum": 0.6, "nesterov": True}  # MuLoCo's, arXiv 2505.23725
 
 _LARGE_H = 8
 _MANY_OUTER_STEPS = 500  # from here on a run is long, as in the papers, and their momentum is right

@@ -3,7 +3,7 @@
 from isthmus.compress.feedback import ErrorFeedback
 from isthmus.compress.quantize import Quantize
 from isthmus.core import SyncSchedule
-from isthmus.recipes.base import MUON, Plan, Recipe, warm_start
+from isthmus.recipes.base import MUON, MUON_OUTER, Plan, Recipe, warm_start
 
 
 def muloco(plan: Plan) -> Recipe:
@@ -11,6 +11,6 @@ def muloco(plan: Plan) -> Recipe:
     return Recipe(
         schedule=SyncSchedule(plan.local_steps or 30, warm_start_steps=warm_start(plan)),
         compressor=ErrorFeedback(Quantize(bits=2)),
-        optimizer={"type": "sgd", "lr": 0.7, "momentum": 0.6, "nesterov": True},
+        optimizer=MUON_OUTER,
         inner=MUON,
     )
