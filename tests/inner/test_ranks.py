@@ -1,6 +1,7 @@
 """One worker of two real ranks, under DDP and FSDP2, against one process with the batches of both."""
 
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def work(rank: int, kind: str, folder: str) -> None:
         metrics.append(step(poison(batch) if (i, rank) == (POISONED, 1) else batch))
     weights = torch.cat([full(param).reshape(-1) for param in model.parameters()])
     torch.save((weights, metrics), f"{folder}/rank{rank}.pt")
-    dist.destroy_process_group()
+    os._exit(0)  # freeing DDP and its group can hang in torch 2.13 (see train/data_parallel.py)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])

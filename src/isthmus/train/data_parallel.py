@@ -1,5 +1,6 @@
 """The baseline's wrapper: torch's `DistributedDataParallel`, measured."""
 
+import ctypes
 import math
 import time
 import warnings
@@ -70,6 +71,9 @@ class DataParallel:
     def close(self) -> None:
         """Let go of the peers."""
         if self._group is not None:
+            # DDP frees its group with the interpreter locked, while gloo's thread may wait for that lock: torch 2.13
+            # hangs then, so the group is never freed
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
             dist.destroy_process_group(self._group)
         self.transport.leave()
 
