@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import uuid
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -249,8 +250,8 @@ def newest_common(steps: list[int], transport: Transport) -> int | None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Beside, then renamed: a reader never sees half of it."""
-    temporary = path.with_name(f"{path.name}.{id(text)}.tmp")
+    """Beside, then renamed: a reader never sees half of it, and workers who write the same file not each other's."""
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     temporary.write_text(text)
     temporary.replace(path)
 
