@@ -1,0 +1,63 @@
+"""The engine below an elastic world: it finds who is there and joins them for one sync; the rules are `elastic`'s."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from isthmus.core.types import Peers
+
+Card = dict[str, Any]  # what a worker says of itself: plain JSON values, at most a few kilobytes
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Workers that met: all of them hold an equal one."""
+
+    id: str  # unlike that of any other meeting of this run
+    cards: dict[str, Card]  # by worker name, in the order of the names
+
+
+class Membership(Protocol):
+    """Finds workers and connects them. All calls but `connect` and `leave` come from the one communication thread."""
+
+    @property
+    def name(self) -> str:
+        """This worker's name: unique in the run, and the same again after a restart."""
+        ...
+
+    def connect(self) -> None:
+        """Reach the engine: from here on this worker counts as alive.
+
+        Raises:
+            UserError: it cannot be reached; the message says who, for how long, and what to try.
+        """
+        ...
+
+    def meet(self, card: Card, wait_seconds: float) -> Meeting:
+        """Show `card` to whoever meets now, and see theirs.
+
+        Blocks until those that are alive have come, or the stragglers' grace is over. Returns at the latest after
+        `wait_seconds`, then with whoever is there, perhaps this worker alone.
+
+        Raises:
+            TransportError: the engine failed or does not answer.
+        """
+        ...
+
+    def gather_around(self, meeting: Meeting, names: list[str], weights: list[float]) -> Peers:
+        """Connect the workers `names` of a meeting, this one among them; all of them call it alike.
+
+        Every collective of the result raises `TransportError`, naming who is missing, within seconds of a death and
+        within the sync budget in any case, and leaves nothing behind that would disturb the next meeting.
+
+        Args:
+            meeting: where they met.
+            names: those who take part, in rank order.
+            weights: each one's share, summing to 1.
+        """
+        ...
+
+    def leave(self) -> None:
+        """Say goodbye: the others do not wait for this worker any more. A second call does nothing."""
+        ...
