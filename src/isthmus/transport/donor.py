@@ -1,0 +1,213 @@
+"""The end of a state transfer that gives (`heal.fetch` is the other): a server in threads of its own."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from typing import Any
+
+from isthmus.core.types import UserError
+from isthmus.transport.base import TransportError
+from isthmus.transport.channel import Channel, hang_up
+from isthmus.transport.snapshot import CHUNK_BYTES, Outgoing, Snapshot
+
+Provide = Callable[[float], Snapshot]
+
+_MAX_CONNECTIONS = 64
+_MAX_KEPT = 2  # snapshots: the newest, and one that slow joiners are still fetching
+_MAX_REQUEST_BYTES = 4096
+_HANDSHAKE_SECONDS = 10.0
+_SIGN_OF_LIFE_SECONDS = 0.5  # while a snapshot is being made
+
+
+class StateServer:
+    """Serves snapshots of this worker's state to joiners that hold the token.
+
+    Joiners that ask at the same time share one snapshot. It is kept until nobody has asked for a part of it for a
+    while, so a joiner whose connection broke can go on with it.
+
+    Args:
+        host: address of this machine at which the others reach it.
+        port: 0 takes a free one.
+        token: secret of the run.
+        provide: makes a consistent snapshot; blocks until training allows it, at most the given seconds, then raises.
+            Called in a thread of the server, once at a time.
+        provide_seconds: what `provide` is given.
+        keep_seconds: how long a snapshot, or a connection, is kept idle.
+        chunk_bytes: equal on all workers, at most 16 MiB.
+
+    Raises:
+        UserError: the address cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        token: str,
+        provide: Provide,
+        *,
+        provide_seconds: float = 60.0,
+        keep_seconds: float = 60.0,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self._token, self._keep_seconds = token, keep_seconds
+        self._shelf = _Shelf(provide, provide_seconds, keep_seconds, chunk_bytes)
+        self._listener = _listen(host, port)
+        self._listener.settimeout(min(1.0, keep_seconds))
+        self.port: int = self._listener.getsockname()[1]
+        self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        self._connections = set[socket.socket]()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._accept, name="isthmus-donor", daemon=True)
+        self._thread.start()
+
+    def renew(self) -> None:
+        """Say that the state has moved on: whoever asks for no particular state from now on gets a new snapshot."""
+        self._shelf.renew()
+
+    def close(self) -> None:
+        """Stop serving; joiners go on with other donors. A second call does nothing."""
+        self._closed.set()
+        hang_up(self._listener)
+        for connection in list(self._connections):
+            hang_up(connection)
+        self._thread.join()
+
+    def _accept(self) -> None:
+        with self._listener:
+            while not self._closed.is_set():
+                self._shelf.sweep()
+                try:
+                    connection, _ = self._listener.accept()
+                except TimeoutError:
+                    continue
+                except OSError:  # closed, or too many open files: then better luck later
+                    self._closed.wait(1.0)
+                    continue
+                if self._closed.is_set() or len(self._connections) >= _MAX_CONNECTIONS:
+                    connection.close()
+                    continue
+                self._connections.add(connection)
+                threading.Thread(target=self._serve, args=[connection], name="isthmus-donor", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError, TransportError):  # the joiner is gone, or is none of ours
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            channel = Channel.answer(connection, self._token, lambda: _HANDSHAKE_SECONDS)
+            channel.patience = lambda: self._keep_seconds
+            while not self._closed.is_set():
+                self._reply(channel, channel.receive(_MAX_REQUEST_BYTES))
+        self._connections.discard(connection)
+
+    def _reply(self, channel: Channel, request: dict[str, Any]) -> None:
+        match request:
+            case {"get": "manifest", "id": str() | None as want}:
+                self._send_manifest(channel, want)
+            case {"get": "chunk", "id": str(want), "index": int(index)} if index >= 0:
+                outgoing = self._shelf.find(want)
+                chunk = outgoing.chunk(index) if outgoing else []
+                channel.send({"ready": True} if chunk else {"error": f"it does not hold state {want} any more"})
+                channel.send_raw(chunk)
+            case _:
+                raise TransportError("the joiner asks for what there is not")
+
+    def _send_manifest(self, channel: Channel, want: str | None) -> None:
+        future = self._shelf.ask(want)
+        while not wait([future], _SIGN_OF_LIFE_SECONDS).done:
+            channel.send({"wait": True})
+        error = future.exception()
+        if error is not None:
+            channel.send({"error": f"it cannot make a snapshot: {type(error).__name__}: {str(error)[:200]}"})
+        elif want not in (None, future.result().id):
+            channel.send({"error": f"its state is {future.result().id} now, not {want}"})
+        else:
+            channel.send({"ready": True})
+            channel.send_text(future.result().manifest)
+
+
+class _Shelf:
+    """Snapshots made ready to be sent."""
+
+    def __init__(self, provide: Provide, provide_seconds: float, keep_seconds: float, chunk_bytes: int) -> None:
+        self._provide, self._provide_seconds = provide, provide_seconds
+        self._keep_seconds, self._chunk_bytes = keep_seconds, chunk_bytes
+        self._lock, self._providing = threading.Lock(), threading.Lock()
+        self._kept: dict[str, Outgoing] = {}  # by id, oldest first
+        self._used_at: dict[str, float] = {}
+        self._newest: str | None = None  # of those kept, as long as the state has not moved on
+        self._coming: Future[Outgoing] | None = None
+
+    def ask(self, want: str | None) -> Future[Outgoing]:
+        """The snapshot `want`, or, where it is None or not here, a new one, which all who ask meanwhile share."""
+        with self._lock:
+            outgoing = self._use(self._newest if want is None else want)
+            if outgoing is not None:
+                ready = Future[Outgoing]()
+                ready.set_result(outgoing)
+                return ready
+            if self._coming is None:
+                self._coming = Future()
+                threading.Thread(target=self._make, args=[self._coming], name="isthmus-snapshot", daemon=True).start()
+            return self._coming
+
+    def find(self, want: str) -> Outgoing | None:
+        """The snapshot `want`, if it is still here."""
+        with self._lock:
+            return self._use(want)
+
+    def renew(self) -> None:
+        """Forget which one is the newest; what is being made goes only to those who wait for it already."""
+        with self._lock:
+            self._newest = self._coming = None
+
+    def sweep(self) -> None:
+        """Drop what nobody has used for a while."""
+        with self._lock:
+            idle_since = time.monotonic() - self._keep_seconds
+            self._drop([name for name, used_at in self._used_at.items() if used_at < idle_since])
+
+    def _use(self, name: str | None) -> Outgoing | None:
+        if name is None or name not in self._kept:
+            return None
+        self._used_at[name] = time.monotonic()
+        return self._kept[name]
+
+    def _drop(self, names: list[str]) -> None:
+        for name in names:
+            del self._kept[name], self._used_at[name]
+            if name == self._newest:
+                self._newest = None
+
+    def _make(self, future: Future[Outgoing]) -> None:
+        try:
+            with self._providing:
+                outgoing = Outgoing(self._provide(self._provide_seconds), self._chunk_bytes)
+        except Exception as error:  # told to the joiners by whoever waits for the future
+            with self._lock:
+                if self._coming is future:
+                    self._coming = None
+            future.set_exception(error)
+            return
+        with self._lock:
+            self._kept.pop(outgoing.id, None)  # it becomes the youngest
+            self._kept[outgoing.id] = outgoing
+            self._used_at[outgoing.id] = time.monotonic()
+            if self._coming is future:
+                self._newest, self._coming = outgoing.id, None
+            self._drop(list(self._kept)[:-_MAX_KEPT])
+        future.set_result(outgoing)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise UserError(
+            f"cannot serve this worker's state at {host} port {port} ({error.strerror or error}): "
+            "is that an address of this machine, and the port free?"
+        ) from error
