@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from isthmus.compress import COMPRESSORS
-from isthmus.compress.base import Codec, Compressor
+from isthmus.compress.base import Codec, Compressor, NotFinite
 from isthmus.compress.cast import Cast
 from isthmus.compress.dct import DCT
 from isthmus.compress.feedback import ErrorFeedback
@@ -15,6 +15,7 @@ from isthmus.compress.float4 import Float4
 from isthmus.compress.lowrank import LowRank
 from isthmus.compress.momentum import SharedMomentum
 from isthmus.compress.quantize import Quantize
+from isthmus.compress.robust import CentredClip, Median, NormClip, RobustMean, TrimmedMean
 from isthmus.compress.topk import TopK
 from isthmus.core.types import Tensors
 
@@ -45,10 +46,17 @@ CONFIGS: dict[str, Compressor] = {
     "feedback-lowrank": ErrorFeedback(LowRank(2, factors=Quantize(4))),
     "feedback-dct-stochastic": ErrorFeedback(DCT(Quantize(4, block=64, rounding="stochastic"), tile=8)),
     "momentum": SharedMomentum(DCT(TopK(keep=4, chunk=64, values=Cast()), tile=8), decay=0.9),
+    "median": Median(),
+    "median-int8": ErrorFeedback(Median(Quantize(8))),
+    "trimmed": TrimmedMean(Cast("float16"), trim=1),
+    "norm-clip": NormClip(DCT(Cast(), tile=16)),
+    "centred-clip": CentredClip(Quantize(8, block=32, rounding="stochastic")),
 }
 LOSSLESS = ["fp32", "topk-all", "dct-fp32"]
 CODECS = [name for name, config in CONFIGS.items() if isinstance(config, Codec) and name != "fp32"]
+ROBUST = [name for name, c in CONFIGS.items() if isinstance(getattr(c, "compressor", c), RobustMean)]
 REPLICATED = [name for name, config in CONFIGS.items() if config.replicated]
+MEANS = [name for name in REPLICATED if name not in ROBUST]
 WEIGHTS = {1: [1.0], 2: [0.25, 0.75], 3: [0.5, 0.3, 0.2], 5: [0.1, 0.4, 0.2, 0.2, 0.1]}
 SHAPES = [(65, 33), (5, 7), (3,), (), (0,), (0, 4), (130,), (8, 8), (4, 3, 5), (2, 17, 19), (64, 64)]
 
@@ -95,7 +103,7 @@ def test_every_registered_compressor_is_tested():
 
 
 @pytest.mark.parametrize("weights", [*WEIGHTS.values(), [0.0, 0.7, 0.3]], ids=str)
-@pytest.mark.parametrize("name", REPLICATED)
+@pytest.mark.parametrize("name", MEANS)
 def test_what_was_sent_is_what_was_averaged_and_all_get_the_same_bits(name, weights):
     """The weighted mean of (local - residual) is the mean, also where owners encode a second time."""
     results = average(CONFIGS[name], len(weights), weights)
@@ -122,7 +130,16 @@ def test_identity_18_lossless_compressors_return_the_weighted_mean(name, num_wor
     assert_close(uniform, [torch.stack(column).float().mean(0) for column in everybody])
 
 
-@pytest.mark.parametrize("name", REPLICATED)
+@pytest.mark.parametrize("num_workers", [3, 4])
+@pytest.mark.parametrize("name", ROBUST)
+def test_robust_means_have_the_same_bits_on_every_peer(name, num_workers):
+    first, *others = average(CONFIGS[name], num_workers, rounds=2)
+    for mean, residual, _, _ in others:
+        assert all(torch.equal(a, b) for a, b in zip(mean, first[0], strict=True))
+        assert all(t.dtype == torch.float32 for t in mean + residual)
+
+
+@pytest.mark.parametrize("name", MEANS)
 def test_own_message_and_residual_make_the_input(name, path):
     ((message, residual, _, _),) = average(CONFIGS[name], 1)
     assert_close([a + b for a, b in zip(message, residual, strict=True)], [t.float() for t in tensors_of(0)])
@@ -245,18 +262,24 @@ def test_identity_23_plain_tensors_are_never_nan(name, num_workers, tensors):
         assert all(t.isfinite().all() for t in residual)
 
 
-@pytest.mark.parametrize("name", REPLICATED)
+@pytest.mark.parametrize("name", MEANS)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_a_value_that_is_not_finite_is_seen_by_everybody(name, value, num_workers, path):
-    def spoilt(rank: int, round_: int) -> Tensors:
-        tensors = tensors_of(rank, round_)
-        if rank == 1:
-            tensors[0][3, 4] = value
-        return tensors
+    """Everybody's mean shows it; where messages can be told apart, everybody names their senders instead."""
 
-    for mean, _, _, _ in average(CONFIGS[name], num_workers, inputs=spoilt):
-        assert not mean[0].isfinite().all()
+    def work(peers):
+        tensors = tensors_of(peers.rank)
+        if peers.rank == 1:
+            tensors[0][3, 4] = value
+        try:
+            mean, _ = CONFIGS[name].average(tensors, {}, peers)
+            return "shown" if not mean[0].isfinite().all() else "hidden"
+        except NotFinite as error:
+            return error.ranks
+
+    expected = "shown" if name in ("fp32", "lowrank") else [1]  # those all-reduce
+    assert run_workers(work, num_workers) == [expected] * num_workers
 
 
 @pytest.mark.parametrize("num_workers", [2, 5])

@@ -1,6 +1,6 @@
 """How a mean is taken in few bytes."""
 
-from isthmus.compress.base import Codec, Compressor
+from isthmus.compress.base import Codec, Compressor, NotFinite
 from isthmus.compress.cast import Cast
 from isthmus.core.registry import Registry
 
@@ -15,7 +15,11 @@ COMPRESSORS = Registry(
         "low_rank": "isthmus.compress.lowrank:LowRank",
         "error_feedback": "isthmus.compress.feedback:ErrorFeedback",
         "shared_momentum": "isthmus.compress.momentum:SharedMomentum",
+        "median": "isthmus.compress.robust:Median",
+        "trimmed_mean": "isthmus.compress.robust:TrimmedMean",
+        "norm_clip": "isthmus.compress.robust:NormClip",
+        "centred_clip": "isthmus.compress.robust:CentredClip",
     },
 )
 
-__all__ = ["COMPRESSORS", "Cast", "Codec", "Compressor"]
+__all__ = ["COMPRESSORS", "Cast", "Codec", "Compressor", "NotFinite"]

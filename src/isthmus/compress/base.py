@@ -12,6 +12,15 @@ from isthmus.core.types import Peers, State, Tensors
 _SLICE_VALUES = 1 << 17
 
 
+class NotFinite(Exception):
+    """Some workers' messages hold values that are not finite. Raised on all peers alike, after the same collectives."""
+
+    def __init__(self, ranks: list[int]) -> None:
+        names = f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+        super().__init__(f"the message of {names} is not finite")
+        self.ranks = ranks
+
+
 class Compressor(Protocol):
     """Takes the weighted mean of everybody's tensors over a slow link. A frozen value; memory lives in `state`."""
 
@@ -24,8 +33,11 @@ class Compressor(Protocol):
         """Return (weighted mean over peers, residual: the part of `local` that was not sent).
 
         Both are float32 in the shapes of `local`. The mean equals the weighted mean of `local - residual` over
-        peers. Entries of `state` may be replaced; its tensors are never mutated, so that the caller can
-        throw a refused sync's copy away.
+        peers (robust rules, in `robust.py`, take another mean of them). Peers of weight 0 have no effect. Entries of
+        `state` may be replaced; its tensors are never mutated, so that the caller can throw a refused sync's copy away.
+
+        Raises:
+            NotFinite: names the workers to blame where the compressor can tell; where not, the mean is not finite.
         """
         ...
 
@@ -100,21 +112,25 @@ class Codec:
         generator = self._generator(state, peers, rows.device)
         own = self.encode(rows, generator)
         if gathers(self, peers.size):
-            mean = self._weighted_mean(peers.gather([own]), peers.weights)
+            received = peers.gather([own])
+            mean = self._weighted_mean(received, peers.weights)
             residual = self.decode(own).neg_().add_(rows)
         else:
-            mean, residual = self._two_shots(rows, own, peers, generator)
+            received, mean, residual = self._two_shots(rows, own, peers, generator)
+        if not is_finite(mean):
+            self._blame(received, peers)
         return self.from_rows(mean, local), self.from_rows(residual, local)
 
     def _two_shots(
         self, rows: torch.Tensor, own: torch.Tensor, peers: Peers, generator: torch.Generator | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[list[Tensors], torch.Tensor, torch.Tensor]:
         """Everybody sends part i to its owner i; owners send back the encoded mean of their part.
 
         What the owner's second encoding loses goes, divided by its weight, into the owner's residual: the mean
         of what was not sent stays exact (the server error of CocktailSGD). So workers of weight 0 own no part.
+        Returns the parts that came here, the mean and the residual.
         """
-        sizes = _part_sizes(len(rows), peers.weights)
+        sizes = part_sizes(len(rows), peers.weights)
         received = peers.exchange([[part] for part in own.split_with_sizes(sizes)])
         part_mean = self._weighted_mean(received, peers.weights)
         encoded = self.encode(part_mean, generator)
@@ -122,12 +138,20 @@ class Codec:
         if len(encoded):
             lost = (part_mean - self.decode(encoded)) / peers.weights[peers.rank]
             residual.split_with_sizes(sizes)[peers.rank].add_(lost)
-        # gather needs equal shapes: pad to the largest part, cut the padding off again
-        padded = encoded.new_zeros(max(sizes), self.row_bytes)
-        padded[: len(encoded)] = encoded
-        gathered = peers.gather([padded])
-        encoded_mean = torch.cat([part[:size] for (part,), size in zip(gathered, sizes, strict=True)])
-        return self.decode(encoded_mean), residual
+        return received, self.decode(gather_parts(encoded, sizes, peers)), residual
+
+    def _blame(self, received: list[Tensors], peers: Peers) -> None:
+        """Tell everybody whose message, or part of it, is not finite; all peers come here, for their means are equal.
+
+        Raises:
+            NotFinite: somebody's is. Else nobody can be blamed, and the mean shows it.
+        """
+        messages = zip(received, peers.weights, strict=True)
+        seen = [weight > 0 and not is_finite(self.decode(message)) for (message,), weight in messages]
+        everybody = peers.gather([torch.tensor(seen, dtype=torch.uint8)])
+        faulty = torch.stack([theirs for (theirs,) in everybody]).amax(0)
+        if faulty.any():
+            raise NotFinite(faulty.nonzero().flatten().tolist())
 
     def _weighted_mean(self, messages: list[Tensors], weights: list[float]) -> torch.Tensor:
         """Sum of weight x decoded message in rank order; one of weight 0 is not decoded, so its NaN cannot spread.
@@ -156,13 +180,25 @@ def gathers(codec: Codec, num_peers: int) -> bool:
     return num_peers <= 2
 
 
+def is_finite(values: torch.Tensor) -> bool:
+    """Whether all are: equal bits give the same answer on every machine."""
+    return values.numel() == 0 or all(bool(extreme.isfinite()) for extreme in values.aminmax())  # NaN wins both
+
+
+def gather_parts(encoded: torch.Tensor, sizes: list[int], peers: Peers) -> torch.Tensor:
+    """Everybody's part [sizes[rank], row_bytes], joined in rank order: the second of two shots."""
+    padded = encoded.new_zeros(max(sizes), encoded.shape[1])  # gather needs equal shapes
+    padded[: len(encoded)] = encoded
+    return torch.cat([part[:size] for (part,), size in zip(peers.gather([padded]), sizes, strict=True)])
+
+
 def slices(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Cut rows into parts whose intermediate results stay in the cache, or on an accelerator do not fill its memory."""
     values = _SLICE_VALUES if rows.device.type == "cpu" else _SLICE_VALUES << 9
     return torch.split(rows, max(1, values // math.prod(rows.shape[1:])))
 
 
-def _part_sizes(num_rows: int, weights: list[float]) -> list[int]:
+def part_sizes(num_rows: int, weights: list[float]) -> list[int]:
     """Rows that each worker owns in two shots: equal parts for those of positive weight."""
     num_owners = sum(weight > 0 for weight in weights)
     sizes, owner = [], 0

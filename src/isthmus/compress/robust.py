@@ -1,0 +1,214 @@
+"""Robust means: what a minority of bad workers sends moves the result only so far.
+
+All take two shots like a dense codec: everybody sends part i of its message to the owner of part i, owners combine what
+came and send everybody the encoded result. Between the two they add up every message's norm over its parts: one that is
+not finite is left out, and a rule that looks at whole messages sees them as they arrived, not as their senders say.
+
+That defends against bad *values* (a run that diverged, broken memory), not against a changed program: an owner decides
+its own part of the result. Nothing is remembered between syncs, so nothing can be poisoned for longer than one.
+What the owners' second encoding loses is not fed back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from isthmus.compress.base import Codec, NotFinite, gather_parts, part_sizes, slices
+from isthmus.compress.cast import Cast
+from isthmus.core.types import Peers, State, Tensors, UserError
+
+AddUp = Callable[[Tensors], torch.Tensor]  # norms of this owner's parts of n vectors -> the vectors' own, [n] float64
+
+
+@dataclass(frozen=True)
+class RobustMean:
+    """What the rules below share: messages of a dense codec, averaged in two shots.
+
+    Attributes:
+        codec: writes the messages; not a sparse one, as a coordinate of which most messages are silent has no
+            honest majority.
+    """
+
+    codec: Codec = field(default_factory=Cast)
+    replicated: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.codec, Codec) or self.codec.sparse:
+            raise UserError(
+                f"a robust mean needs a dense codec (cast, quantize, float4, or dct of one): {self.codec}; "
+                "error_feedback goes around the robust mean, sparse and low-rank messages cannot be combined robustly"
+            )
+
+    def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
+        """The robust mean, and what the codec did not write of `local`; see `Compressor.average`.
+
+        Raises:
+            NotFinite: no message of positive weight is finite.
+        """
+        rows = self.codec.to_rows(local)
+        generator = self.codec._generator(state, peers, rows.device)
+        own = self.codec.encode(rows, generator)
+        sizes = part_sizes(len(rows), peers.weights)
+        received = peers.exchange([[part] for part in own.split_with_sizes(sizes)])
+        weighted = [rank for rank in range(peers.size) if peers.weights[rank] > 0]
+        messages = [self.codec.decode(received[rank][0]) for rank in weighted]
+        norms = _add_up([torch.linalg.vector_norm(message) for message in messages], peers)
+        finite = norms.isfinite()
+        if not finite.any():
+            raise NotFinite(weighted)
+        messages = [message for message, good in zip(messages, finite, strict=True) if good]
+        weights = torch.tensor([peers.weights[rank] for rank in weighted], dtype=torch.float64)[finite]
+        mean = self.combine(messages, norms[finite], weights / weights.sum(), lambda parts: _add_up(parts, peers))
+        combined = self.codec.decode(gather_parts(self.codec.encode(mean, generator), sizes, peers))
+        residual = self.codec.decode(own).neg_().add_(rows)
+        return self.codec.from_rows(combined, local), self.codec.from_rows(residual, local)
+
+    def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, add_up: AddUp) -> torch.Tensor:
+        """This owner's part of the mean.
+
+        Args:
+            messages: its part of n workers' messages, [rows, row] float32 each, finite; may be overwritten.
+            norms: [n] float64 of the whole messages.
+            weights: [n] float64, positive, summing to 1.
+            add_up: norms of n other vectors from those of this owner's parts; all owners call it equally often.
+
+        Returns:
+            [rows, row] float32.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Median(RobustMean):
+    """The middle of all workers' values, coordinate by coordinate (Yin et al. 2018, arXiv 1803.01498, option I).
+
+    Fewer than half of the workers cannot move a coordinate out of the others' range. Of an even number the two in
+    the middle are averaged. Weights are ignored, but for 0.
+    """
+
+    def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, add_up: AddUp) -> torch.Tensor:
+        """See `RobustMean.combine`."""
+        return _trimmed_mean(messages, len(messages))
+
+
+@dataclass(frozen=True)
+class TrimmedMean(RobustMean):
+    """The mean without each coordinate's `trim` largest and smallest values (Yin et al. 2018, option II).
+
+    Weights are ignored, but for 0. With `2 * trim` workers or fewer it is the median.
+
+    Attributes:
+        trim: how many bad workers are expected; the price rises with it even if there are none (arXiv 2510.04432).
+    """
+
+    trim: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.trim < 0:
+            raise UserError(f"trimmed_mean: trim {self.trim} must not be negative")
+
+    def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, add_up: AddUp) -> torch.Tensor:
+        """See `RobustMean.combine`."""
+        return _trimmed_mean(messages, self.trim)
+
+
+@dataclass(frozen=True)
+class NormClip(RobustMean):
+    """The weighted mean of messages no longer than `factor` times their median norm (Covenant-72B, arXiv 2603.08163).
+
+    The norm is that of the whole fragment, not of a tensor. One worker of share w moves the result by at most
+    2 * w * factor * median; it does move it, as much as an honest one.
+
+    Attributes:
+        factor: multiple of the median norm; infinity: the plain mean.
+    """
+
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.factor > 0:
+            raise UserError(f"norm_clip: factor {self.factor} must be positive")
+
+    def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, add_up: AddUp) -> torch.Tensor:
+        """See `RobustMean.combine`."""
+        return _weighted_sum(messages, weights * _clip_scales(norms, self.factor))
+
+
+@dataclass(frozen=True)
+class CentredClip(RobustMean):
+    """v <- v + weighted mean of (message - v), no difference longer than a radius, a few times over.
+
+    Karimireddy et al. 2021 (arXiv 2012.10333), algorithm 2. There v begins at the last aggregate and the radius is a
+    constant; here v begins at the coordinate median of this sync and the radius is `factor` times the median
+    distance from v, so nothing is stored that a bad sync could spoil, and the scale of the gradients does not matter.
+
+    Attributes:
+        factor: radius, as a multiple of the median distance; infinity: the plain mean after one iteration.
+        iterations: how often v moves.
+    """
+
+    factor: float = 1.0
+    iterations: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.factor > 0 or self.iterations < 1:
+            raise UserError(
+                f"centred_clip: factor {self.factor} must be positive and iterations {self.iterations} at least 1"
+            )
+
+    def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, add_up: AddUp) -> torch.Tensor:
+        """See `RobustMean.combine`."""
+        centre = _trimmed_mean([message.clone() for message in messages], len(messages))
+        for _ in range(self.iterations):
+            distances = add_up([torch.linalg.vector_norm(message - centre) for message in messages])
+            scales = weights * _clip_scales(distances, self.factor)
+            centre = centre * (1 - float(scales.sum())) + _weighted_sum(messages, scales)
+        return centre
+
+
+def _add_up(norms: Tensors, peers: Peers) -> torch.Tensor:
+    """Norms of this owner's parts of n vectors -> [n] float64: the whole vectors' norms, the same on all peers.
+
+    Infinite or NaN where a vector is not finite, or too long to be squared in float32.
+    """
+    own = torch.stack(norms).double().square().cpu()
+    return torch.stack([theirs for (theirs,) in peers.gather([own])]).sum(0).sqrt()
+
+
+def _clip_scales(norms: torch.Tensor, factor: float) -> torch.Tensor:
+    """[n] -> [n]: by how much each vector shrinks so that none is longer than `factor` times the lower median norm."""
+    limit = factor * norms.median() if factor < torch.inf else norms.new_tensor(torch.inf)
+    return torch.where(norms > limit, limit / norms, 1.0)
+
+
+def _weighted_sum(vectors: Tensors, weights: torch.Tensor) -> torch.Tensor:
+    total = vectors[0] * float(weights[0])
+    for vector, weight in zip(vectors[1:], weights[1:].tolist(), strict=True):
+        total.add_(vector, alpha=weight)
+    return total
+
+
+def _trimmed_mean(messages: Tensors, trim: int) -> torch.Tensor:
+    """The mean without the `trim` extremes on each side, as far as any values are left; overwrites the messages."""
+    trim = min(trim, (len(messages) - 1) // 2)
+    if trim:
+        for part in zip(*(slices(message) for message in messages), strict=True):
+            _sort(part)
+    kept = messages[trim : len(messages) - trim]
+    return _weighted_sum(kept, torch.full((len(kept),), 1 / len(kept), dtype=torch.float64))
+
+
+def _sort(rows: tuple[torch.Tensor, ...]) -> None:
+    """Sort every coordinate over a few tensors, in place: odd-even transposition, ten times as fast as torch.sort."""
+    for turn in range(len(rows)):
+        for low, high in zip(rows[turn % 2 :: 2], rows[turn % 2 + 1 :: 2], strict=False):
+            smaller = torch.minimum(low, high)
+            torch.maximum(low, high, out=high)
+            low.copy_(smaller)

@@ -1,0 +1,172 @@
+"""Contributions are checked before they are averaged: a bad one is left out, its weight with it.
+
+Every worker sends a report of 40 bytes before its message. All apply the same pure function to the same reports, so
+they agree on who is left out without another vote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from dataclasses import dataclass
+from statistics import median_low
+
+import torch
+
+from isthmus.core.types import Peers, State, Tensors, UserError
+
+_HISTORY = 10  # commits over which a typical norm is remembered
+_ENOUGH = 3  # of two norms nobody knows which is the odd one
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a worker says of its contribution before sending it."""
+
+    norm: float  # of its pseudo-gradient; infinite or NaN where that is not finite
+    typical: float  # median over the last commits of the median norm of all contributions; NaN: knows of none
+    version: int  # committed outer steps of the fragment
+    num_elements: int
+    layout: int  # hash of all shapes
+
+
+@dataclass(frozen=True)
+class Screened:
+    """What is left of a sync after the check.
+
+    The caller sets `peers.weights = screened.weights` before it averages `screened.own`: so whoever asks later whose
+    contribution is in the commit gets the right answer too.
+
+    Attributes:
+        own: this worker's pseudo-gradient; zeros where it is left out, so that no compressor remembers it.
+        weights: each worker's share, 0 for those left out, summing to 1.
+        left_out: rank: why.
+        refusal: why nothing can be averaged at all; empty where it can.
+    """
+
+    own: Tensors
+    weights: list[float]
+    left_out: dict[int, str]
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Leaves out what is not finite, too long, or of another version.
+
+    Too long means: longer than `max_norm_factor` times both the median of this sync and that of the last commits.
+    A worker's memory of the latter may differ from the others' (it may have joined just now): it is part of the
+    report, and the median of what they remember counts, so nothing has to be equal beforehand.
+
+    Attributes:
+        max_norm_factor: infinity switches the norm check off.
+    """
+
+    max_norm_factor: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not self.max_norm_factor > 1:
+            raise UserError(f"guard: max_norm_factor {self.max_norm_factor} must be above 1 (infinity: no norm check)")
+
+    def screen(self, own: Tensors, version: int, state: State, peers: Peers) -> Screened:
+        """Exchange reports, and judge them.
+
+        Args:
+            own: this worker's pseudo-gradient.
+            version: of the fragment.
+            state: the copy of the fragment's memory that is adopted only if the sync commits; the guard keeps the
+                norms of the last commits there, under "peer_norms".
+            peers: before anything is averaged.
+        """
+        history: list[float] = state.get("peer_norms", [])
+        reports = _gather(_report(own, version, history), peers)
+        strangers = _strangers(reports)
+        if strangers:
+            return Screened(own, peers.weights, {}, strangers)
+        left_out = judge(reports, peers.weights, self.max_norm_factor)
+        if peers.rank in left_out:
+            own = [torch.zeros_like(tensor) for tensor in own]
+        weights = _without(left_out, peers.weights)
+        if not any(weights):
+            return Screened(own, peers.weights, left_out, f"nobody is left: {describe(left_out)}")
+        moved = _moved(reports, weights)
+        if moved:
+            state["peer_norms"] = [*history, median_low(moved)][-_HISTORY:]
+        return Screened(own, weights, left_out)
+
+
+def judge(reports: list[Report], weights: list[float], max_norm_factor: float) -> dict[int, str]:
+    """Who is left out, and why: a pure function of what all have received alike."""
+    weighted = [report for report, weight in zip(reports, weights, strict=True) if weight > 0]
+    versions = Counter(report.version for report in weighted)
+    version = max(versions, key=lambda candidate: (versions[candidate], candidate))
+    typical = _typical(reports, weights)
+    left_out = {}
+    for rank, report in enumerate(reports):
+        if not math.isfinite(report.norm):
+            left_out[rank] = "its pseudo-gradient is not finite"
+        elif report.version != version:
+            left_out[rank] = f"it is at version {report.version}, the others at {version}"
+        elif report.norm > max_norm_factor * typical:
+            left_out[rank] = f"its norm {report.norm:.3g} is above {max_norm_factor:g} times the usual {typical:.3g}"
+    return left_out
+
+
+def describe(left_out: dict[int, str]) -> str:
+    """One line: "worker 1: its pseudo-gradient is not finite; worker 3: ..."."""
+    return "; ".join(f"worker {rank}: {reason}" for rank, reason in left_out.items())
+
+
+def _report(own: Tensors, version: int, history: list[float]) -> Report:
+    norms = torch._foreach_norm(own) if own else []  # float32: what is too large to be squared in it counts as infinite
+    norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+    shapes = str([tuple(tensor.shape) for tensor in own]).encode()
+    layout = int.from_bytes(hashlib.blake2b(shapes, digest_size=8).digest(), "little", signed=True)
+    typical = median_low(history) if history else math.nan
+    return Report(norm, typical, version, sum(tensor.numel() for tensor in own), layout)
+
+
+def _gather(report: Report, peers: Peers) -> list[Report]:
+    """Everybody's report in rank order."""
+    floats = torch.tensor([report.norm, report.typical], dtype=torch.float64)
+    integers = torch.tensor([report.version, report.num_elements, report.layout])
+    return [Report(*f.tolist(), *i.tolist()) for f, i in peers.gather([floats, integers])]
+
+
+def _strangers(reports: list[Report]) -> str:
+    """Why these workers cannot even exchange messages; those of another size could not be received."""
+    layouts = [(report.num_elements, report.layout) for report in reports]
+    usual, _ = Counter(layouts).most_common(1)[0]  # of a tie the lowest rank's
+    strange = {
+        rank: f"it syncs {elements} values in other shapes than the {usual[0]} of the others: another model or split"
+        for rank, (elements, layout) in enumerate(layouts)
+        if (elements, layout) != usual
+    }
+    return describe(strange)
+
+
+def _typical(reports: list[Report], weights: list[float]) -> float:
+    """The larger of this sync's median norm and the remembered one; infinite where there is too little to go by.
+
+    The lower median: of an even number half may lie. Both have to be exceeded, for all norms grow together after a
+    warm start or a refused sync, and one worker's looks large beside others that have just begun.
+    """
+    moved = _moved(reports, weights)
+    remembered = [r.typical for r, weight in zip(reports, weights, strict=True) if weight > 0 and r.typical > 0]
+    if not moved or (len(moved) < _ENOUGH and not remembered):
+        return math.inf
+    return max(median_low(moved), median_low(remembered) if remembered else 0.0)
+
+
+def _moved(reports: list[Report], weights: list[float]) -> list[float]:
+    """Norms of the contributions that count and are not zero."""
+    pairs = zip(reports, weights, strict=True)
+    return [report.norm for report, weight in pairs if weight > 0 and 0 < report.norm < math.inf]
+
+
+def _without(left_out: dict[int, str], weights: list[float]) -> list[float]:
+    """The weights with those of some ranks shared out among the others; all zero where nobody is left."""
+    kept = [0.0 if rank in left_out else weight for rank, weight in enumerate(weights)]
+    total = sum(kept)
+    return kept if kept == weights or total == 0 else [weight / total for weight in kept]
