@@ -1,0 +1,151 @@
+"""Buffers on a stream, in frames that are checked before they are believed."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import zlib
+from dataclasses import dataclass, fields, replace
+from enum import IntEnum
+from typing import Protocol
+
+from isthmus.transport.base import TransportError
+
+Buffer = bytes | bytearray | memoryview
+PAYLOAD_BYTES = 1 << 20  # of one frame, at most
+TEXT_BYTES = 400  # of a frame that says why a worker gives up, at most
+_MAGIC = b"isf1"
+_HEADER = struct.Struct(">4s20sBHIIII")  # magic, meeting, kind, sender, collective, number, length, checksum
+HEADER_BYTES = _HEADER.size
+
+
+class FrameError(TransportError):
+    """A frame that is damaged, or not the one that is due."""
+
+
+class Kind(IntEnum):
+    """What a frame is for."""
+
+    BULK = 1  # opens a stream for payloads
+    PULSE = 2  # opens a stream for the three below
+    BEAT = 3  # the sender is alive
+    BYE = 4  # the sender has all it needs and goes
+    GIVE_UP = 5  # the sender cannot go on; the payload says why
+    DATA = 6  # a piece of a collective's payload
+
+
+class Writer(Protocol):
+    """The part of `asyncio.StreamWriter` that is needed here."""
+
+    def write(self, data: Buffer) -> None:
+        """Take some bytes."""
+        ...
+
+    async def drain(self) -> None:
+        """Wait until there is room for more."""
+        ...
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a frame says of itself."""
+
+    kind: Kind
+    meeting: bytes  # 20 bytes
+    sender: int  # rank
+    collective: int = 0
+    number: int = 0  # within the collective
+    length: int = 0  # bytes of its payload
+
+    def header(self, payload: Buffer = b"") -> bytes:
+        """The bytes that go before the payload."""
+        return self._pack(self.checksum(payload))
+
+    def checksum(self, payload: Buffer) -> int:
+        """CRC-32 of header and payload."""
+        return zlib.crc32(payload, zlib.crc32(self._pack(0)))
+
+    @classmethod
+    def parse(cls, header: bytes) -> tuple[Frame, int]:
+        """A header of `HEADER_BYTES` as a frame, and its checksum.
+
+        Raises:
+            FrameError: this is no frame.
+        """
+        magic, meeting, kind, *numbers, checksum = _HEADER.unpack(header)
+        if magic != _MAGIC or kind not in tuple(Kind):
+            raise FrameError("sent something that is no frame")
+        return cls(Kind(kind), meeting, *numbers), checksum
+
+    def _pack(self, checksum: int) -> bytes:
+        return _HEADER.pack(
+            _MAGIC, self.meeting, self.kind, self.sender, self.collective, self.number, self.length, checksum
+        )
+
+
+async def send(writer: Writer, frame: Frame, payload: memoryview) -> None:
+    """Send a payload of any size as frames like `frame`, numbered from 0."""
+    for number, start in enumerate(range(0, len(payload), PAYLOAD_BYTES)):
+        piece = payload[start : start + PAYLOAD_BYTES]
+        writer.write(replace(frame, number=number, length=len(piece)).header(piece))
+        writer.write(piece)
+        await writer.drain()
+
+
+async def receive(reader: asyncio.StreamReader, frame: Frame, into: memoryview) -> None:
+    """Fill `into` from frames like `frame`, numbered from 0; only what is due is read, and nothing is allocated.
+
+    Raises:
+        FrameError: another frame came, or a damaged one.
+        EOFError: the stream ended.
+    """
+    for number, start in enumerate(range(0, len(into), PAYLOAD_BYTES)):
+        piece = into[start : start + PAYLOAD_BYTES]
+        due = replace(frame, number=number, length=len(piece))
+        came, checksum = Frame.parse(await _read_header(reader))
+        if came != due:
+            raise FrameError(f"sent a frame that is not due: {_difference(came, due)}")
+        await _read_into(reader, piece)
+        if checksum != due.checksum(piece):
+            raise FrameError("sent a damaged frame")
+
+
+async def receive_any(reader: asyncio.StreamReader, max_bytes: int) -> tuple[Frame, bytes]:
+    """The next frame, whatever it is, with a payload of at most `max_bytes`.
+
+    Raises:
+        FrameError: no frame, a damaged one, or one that is too large.
+        EOFError: the stream ended.
+    """
+    frame, checksum = Frame.parse(await _read_header(reader))
+    if frame.length > max_bytes:
+        raise FrameError(f"sent a frame of {frame.length} bytes where {max_bytes} are allowed")
+    payload = bytearray(frame.length)
+    await _read_into(reader, memoryview(payload))
+    if checksum != frame.checksum(payload):
+        raise FrameError("sent a damaged frame")
+    return frame, bytes(payload)
+
+
+async def _read_header(reader: asyncio.StreamReader) -> bytes:
+    header = bytearray(HEADER_BYTES)
+    await _read_into(reader, memoryview(header))
+    return bytes(header)
+
+
+async def _read_into(reader: asyncio.StreamReader, view: memoryview) -> None:
+    while view:
+        data = await reader.read(len(view))
+        if not data:
+            raise EOFError("the stream ended")
+        view[: len(data)] = data
+        view = view[len(data) :]
+
+
+def _difference(came: Frame, due: Frame) -> str:
+    names = [field.name for field in fields(Frame) if getattr(came, field.name) != getattr(due, field.name)]
+    return ", ".join(f"{name} {_show(getattr(came, name))} for {_show(getattr(due, name))}" for name in names)
+
+
+def _show(value: bytes | int) -> str:
+    return value.hex()[:8] if isinstance(value, bytes) else str(int(value))

@@ -1,0 +1,171 @@
+"""An elastic world without a master: peers find one another in hivemind's DHT and talk over libp2p."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import hashlib
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from isthmus.core.types import Peers, UserError
+from isthmus.transport import frames
+from isthmus.transport.base import TransportError
+from isthmus.transport.frames import Kind
+from isthmus.transport.libp2p import Node
+from isthmus.transport.matchmaking import Group, Matchmaker
+from isthmus.transport.membership import Card, Meeting
+from isthmus.transport.node_settings import NodeSettings
+from isthmus.transport.presence import Presence
+from isthmus.transport.streams import Mesh, StreamPeers
+
+_HELLO_SECONDS = 5.0  # for a stream to say what it is for, and for this worker to come to the meeting it belongs to
+_MAX_WAITING = 256  # streams that have not said it yet
+
+
+class Hivemind:
+    """`Membership` over libp2p: encrypted, through NATs as far as libp2p gets, without any server of its own.
+
+    A worker is known by its peer id, the hash of a key that stays in the run's folder: it is the same after a restart,
+    and cannot be forged. The first worker, or `isthmus dht`, starts without initial peers.
+
+    Args:
+        name: this worker's, unique in the run.
+        run: which run; others may use the same swarm.
+        identity: file of this worker's key; made where there is none.
+        initial_peers: multiaddrs of some peers, as `isthmus dht` prints them; one that answers is enough.
+        allowed_peers: peer ids that may take part; None: whoever knows an address and the run.
+        listen: multiaddrs to listen on.
+        announce: multiaddrs under which the others can reach this worker, where it cannot find out by itself.
+        relay: behind a NAT or a firewall: be reached through the other peers.
+        sync_budget_seconds: bound on one collective; heartbeats follow from it.
+        grace_seconds: after it, a majority meets without those who are alive but do not come.
+        connect_seconds: how long to look for the initial peers.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run: str,
+        identity: str | Path,
+        initial_peers: Sequence[str] = (),
+        allowed_peers: Sequence[str] | None = None,
+        listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
+        announce: Sequence[str] = (),
+        relay: bool = False,
+        sync_budget_seconds: float = 60.0,
+        grace_seconds: float = 30.0,
+        connect_seconds: float = 60.0,
+    ) -> None:
+        allowed = None if allowed_peers is None else frozenset(allowed_peers)
+        self.settings = NodeSettings(
+            Path(identity), tuple(initial_peers), tuple(listen), tuple(announce), allowed, relay
+        )
+        self.sync_budget_seconds, self.grace_seconds = sync_budget_seconds, grace_seconds
+        self._name, self._connect_seconds = name, connect_seconds
+        self._run = f"isthmus-{hashlib.blake2b(run.encode(), digest_size=8).hexdigest()}"
+        self._node = Node(self.settings)
+        self._presence = Presence(self._node, self._run, name)
+        self._matchmaker = Matchmaker(self._node, self._presence, self._run, name)
+        self._group: Group | None = None
+        self._mesh: Mesh | None = None
+        self._woven = asyncio.Condition()
+        self._waiting = 0  # streams that did not say what they are for, or came before this worker
+
+    @property
+    def name(self) -> str:
+        """This worker's name."""
+        return self._name
+
+    @property
+    def peer_id(self) -> str:
+        """This worker's peer id, for the others' `allowed_peers`; empty until it has connected."""
+        return self._node.peer_id
+
+    def connect(self) -> None:
+        """Start the daemon, join the swarm, announce this worker; see `Membership.connect`."""
+        self._node.start(self._connect_seconds)
+        atexit.register(self.leave)
+        self._node.call(self._announce())
+
+    def addresses(self) -> list[str]:
+        """Multiaddrs of this worker: initial peers for others."""
+        return self._node.call(self._node.addresses())
+
+    def meet(self, card: Card, wait_seconds: float) -> Meeting:
+        """See `Membership.meet`; a minority of the workers that seem alive gets a `TransportError` in the end."""
+        self._group = self._node.call(self._meet(card, wait_seconds))
+        return Meeting(self._group.id.hex(), self._group.cards)
+
+    def gather_around(self, meeting: Meeting, names: list[str], weights: list[float]) -> Peers:
+        """See `Membership.gather_around`."""
+        if self._group is None or meeting.id != self._group.id.hex():
+            raise TransportError("another meeting has begun since")
+        if len(names) > 1:
+            self._node.call(self._weave(self._group, names))
+        return StreamPeers(self._mesh, names.index(self._name), weights, self._call)
+
+    def leave(self) -> None:
+        """Say goodbye and end the daemon. A second call does nothing."""
+        atexit.unregister(self.leave)
+        if self._node.peer_id:
+            with suppress(TransportError, TimeoutError):
+                self._node.call(asyncio.wait_for(self._say_goodbye(), _HELLO_SECONDS))
+        self._node.stop()
+
+    def _call(self, work: Coroutine[Any, Any, None]) -> None:
+        self._node.call(work)
+
+    async def _announce(self) -> None:
+        for peer_id, record in (await self._presence.present()).items():
+            if record.name == self._name and peer_id != self._node.peer_id and await self._node.answers(peer_id):
+                raise UserError(f"another worker calls itself {self._name} (peer {peer_id}): names must be unique")
+        self._keeping = asyncio.ensure_future(self._presence.keep())
+        await self._matchmaker.start()
+        await self._node.answer(f"{self._run}/{frames.PAYLOAD_BYTES}", self._serve)
+
+    async def _meet(self, card: Card, wait_seconds: float) -> Group:
+        await self._unravel()
+        await self._presence.announce()
+        return await self._matchmaker.form(card, wait_seconds, self.grace_seconds)
+
+    async def _weave(self, group: Group, names: list[str]) -> None:
+        await self._unravel()
+        peer_ids = [group.peer_ids[name] for name in names]
+        self._mesh = Mesh(group.id, names, names.index(self._name), self.sync_budget_seconds)
+        self._mesh.open(lambda rank: self._node.dial(peer_ids[rank], f"{self._run}/{frames.PAYLOAD_BYTES}"))
+        async with self._woven:
+            self._woven.notify_all()
+
+    async def _serve(self, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A stream that another worker opened: closed again unless it is a member's, for this meeting."""
+        if not self.settings.admits(peer_id) or self._waiting >= _MAX_WAITING:
+            return
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(_HELLO_SECONDS):
+                frame, _ = await frames.receive_any(reader, 0)
+                async with self._woven:
+                    await self._woven.wait_for(lambda: self._mesh and self._mesh.meeting == frame.meeting)
+        except (TransportError, TimeoutError, OSError, EOFError):
+            return
+        finally:
+            self._waiting -= 1
+        mesh, group = self._mesh, self._group
+        assert mesh is not None
+        assert group is not None
+        name = mesh.names[frame.sender] if frame.sender < len(mesh.names) else ""
+        if frame.kind in (Kind.BULK, Kind.PULSE) and group.peer_ids.get(name) == peer_id:
+            await mesh.serve(frame, (reader, writer))
+
+    async def _unravel(self) -> None:
+        if self._mesh is not None:
+            await self._mesh.close()
+            self._mesh = None
+
+    async def _say_goodbye(self) -> None:
+        self._keeping.cancel()
+        await self._unravel()
+        await self._presence.withdraw()

@@ -1,0 +1,187 @@
+"""A libp2p daemon and a DHT node of hivemind's, on an event loop in a thread of their own: no process is forked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from typing import IO, Any, TypeVar
+
+os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")  # what matters is raised here as an error
+
+from hivemind.dht.node import DHTNode  # type: ignore[import-untyped]
+from hivemind.dht.protocol import ValidationError  # type: ignore[import-untyped]
+from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID  # type: ignore[import-untyped]
+from hivemind.utils.multiaddr import Multiaddr  # type: ignore[import-untyped]
+
+from isthmus.transport.base import TransportError
+from isthmus.transport.guarded_p2p import GuardedP2P
+from isthmus.transport.node_settings import NodeSettings, check, explain, lock_identity
+
+Result = TypeVar("Result")
+Handler = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+_RPC_SECONDS = 2.0  # to wait for a peer's answer
+_RETRY_SECONDS = 0.5
+_log = logging.getLogger(__name__)
+
+
+class Node:
+    """One peer of the swarm.
+
+    Args:
+        settings: of this peer.
+    """
+
+    def __init__(self, settings: NodeSettings) -> None:
+        check(settings)
+        self.settings = settings
+        self.peer_id = ""
+        self.dht: Any = None  # hivemind's DHTNode
+        self.p2p: Any = None  # hivemind's P2P
+        self._identity: IO[bytes] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="isthmus-libp2p", daemon=True)
+        self._stopped = False
+
+    def start(self, connect_seconds: float) -> None:
+        """Start the daemon and join the swarm.
+
+        Raises:
+            UserError: it could not be done within `connect_seconds`.
+        """
+        self._identity = lock_identity(self.settings.identity_path)
+        self._thread.start()
+        try:
+            self.call(self._connect(connect_seconds))
+        except BaseException:
+            self.stop()
+            raise
+
+    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine on the loop and wait for it, from any other thread.
+
+        Raises:
+            TransportError: the node was stopped meanwhile, or had been.
+        """
+        if self._stopped:
+            work.close()
+            raise TransportError("this worker has left")
+        future: Future[Result] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except CancelledError as error:
+            raise TransportError("this worker has left") from error
+
+    def stop(self) -> None:
+        """End everything that runs on the loop, the daemon and the thread. A second call does nothing."""
+        if self._stopped:
+            return
+        self._stopped = True
+        if self._thread.is_alive():
+            with suppress(FutureTimeoutError, CancelledError):
+                asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop).result(10 * _RPC_SECONDS)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        if self._identity is not None:
+            self._identity.close()
+
+    async def dial(self, peer_id: str, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a stream.
+
+        Raises:
+            TransportError: the peer cannot be reached, or does not speak this protocol.
+        """
+        try:
+            _, reader, writer = await self.p2p.open_stream(PeerID.from_base58(peer_id), protocol)
+        except (P2PDaemonError, P2PHandlerError, OSError, EOFError) as error:
+            raise TransportError(str(error)) from error
+        return reader, writer
+
+    async def answer(self, protocol: str, handler: Handler) -> None:
+        """Have `handler(peer id, reader, writer)` serve every stream of this protocol; it closes after."""
+
+        async def serve(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                await handler(str(info.peer_id), reader, writer)
+            finally:
+                writer.close()
+
+        await self.p2p.add_stream_handler(protocol, serve)
+
+    async def answers(self, peer_id: str) -> bool:
+        """Whether this peer is alive: it answers a ping of the DHT's within seconds."""
+        return await self.dht.protocol.call_ping(PeerID.from_base58(peer_id)) is not None
+
+    async def remember_initial_peers(self) -> None:
+        """Speak to the initial peers again: one that restarted knows nobody, and would found a second swarm."""
+        for address in self.settings.initial_peers:
+            peer_id = PeerID.from_base58(address.rsplit("/p2p/", 1)[-1])
+            with suppress(P2PDaemonError, OSError, EOFError):
+                await self.p2p._client.connect(peer_id, [Multiaddr(address.rsplit("/p2p/", 1)[0])])
+                await self.dht.protocol.call_ping(peer_id)
+
+    async def addresses(self) -> list[str]:
+        """Multiaddrs of this node, with its peer id."""
+        return [str(address) for address in await self.p2p.get_visible_maddrs(latest=True)]
+
+    def _run(self) -> None:
+        # the daemon inherits this: a Ctrl-C in the terminal reaches it too, and it must outlive the last sync
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+        self._loop.set_exception_handler(lambda _, context: _log.debug("%s", context))  # hivemind forgets tasks
+        self._loop.run_forever()
+        self._loop.close()
+
+    async def _connect(self, connect_seconds: float) -> None:
+        """Clusters do not start at the same moment, and the port may be held by our own old daemon for two seconds."""
+        deadline = time.monotonic() + connect_seconds
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                await self._try_connect(max(left, _RPC_SECONDS))
+                return
+            except (P2PDaemonError, ValidationError, RuntimeError, OSError, EOFError) as error:
+                await self._disconnect()
+                if time.monotonic() + _RETRY_SECONDS > deadline or isinstance(error, ValidationError):
+                    raise explain(error, self.settings, connect_seconds) from error
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _try_connect(self, seconds: float) -> None:
+        settings = self.settings
+        self.p2p = await GuardedP2P.create(
+            initial_peers=settings.initial_peers,
+            host_maddrs=settings.listen,
+            announce_maddrs=settings.announce or None,
+            identity_path=str(settings.identity_path),
+            check_if_identity_free=False,  # a worker that restarts at once would be taken for its own double
+            use_auto_relay=settings.relay,
+            startup_timeout=seconds,
+        )
+        self.p2p.trusts = settings.trusts
+        self.peer_id = str(self.p2p.peer_id)
+        self.dht = await DHTNode.create(
+            p2p=self.p2p,
+            initial_peers=settings.initial_peers,
+            wait_timeout=_RPC_SECONDS,
+            bootstrap_timeout=_RPC_SECONDS,
+        )
+
+    async def _disconnect(self) -> None:
+        if self.dht is not None:
+            await self.dht.shutdown()
+        if self.p2p is not None:
+            await self.p2p.shutdown()
+        self.dht = self.p2p = None
+
+    async def _shut_down(self) -> None:
+        await self._disconnect()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

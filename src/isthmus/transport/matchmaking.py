@@ -1,0 +1,243 @@
+"""Groups formed by hivemind's matchmaking, without its averager.
+
+hivemind elects as leader whoever declared the earliest deadline in the DHT; the others ask it to be let in. When a
+group is complete is decided here, by the leader: hivemind itself knows only a number of peers, or a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not see that the other one streams)
+
+from hivemind.averaging.matchmaking import Matchmaking  # type: ignore[import-untyped]
+from hivemind.p2p import P2PContext, PeerID, ServicerBase  # type: ignore[import-untyped]
+from hivemind.proto import averaging_pb2  # type: ignore[import-untyped]
+from hivemind.utils import get_dht_time  # type: ignore[import-untyped]
+
+from isthmus.transport.base import TransportError
+from isthmus.transport.libp2p import Node
+from isthmus.transport.membership import Card
+from isthmus.transport.presence import Presence, Record
+
+CARD_BYTES = 1 << 14
+_VERSION = b"isthmus 1"
+_REQUEST_SECONDS = 2.0  # for a leader to answer
+_TICK_SECONDS = 0.02
+_LOOK_SECONDS = 0.5  # between two looks into the DHT while somebody is missing
+_ALONE_SECONDS = 0.5  # that a worker waits for company where nobody else is alive
+_NEVER = 1 << 30
+
+
+@dataclass(frozen=True)
+class Group:
+    """Workers that met."""
+
+    id: bytes
+    cards: dict[str, Card]  # by name
+    peer_ids: dict[str, str]  # by name
+
+
+class Matchmaker:
+    """Forms groups with the other workers of a run, one at a time.
+
+    Args:
+        node: a connected node.
+        presence: knows who is alive.
+        run: workers of other runs are not met.
+        name: this worker.
+    """
+
+    def __init__(self, node: Node, presence: Presence, run: str, name: str) -> None:
+        self._node, self._presence, self._run, self._name = node, presence, run, name
+
+    async def start(self) -> None:
+        """Begin to answer those who ask to be let in."""
+        self._matchmaking = Matchmaking(
+            self._node.p2p,
+            _VERSION,
+            _Records(self._node),
+            servicer_type=_Door,
+            prefix=self._run,
+            target_group_size=None,
+            min_group_size=_NEVER,  # else it would go alone as soon as it is declared
+            min_matchmaking_time=0.0,  # each declares its own deadline
+            request_timeout=_REQUEST_SECONDS,
+            client_mode=False,
+        )
+        await _Door(self._matchmaking, self._admits).add_p2p_handlers(self._node.p2p, namespace=self._run)
+
+    async def form(self, card: Card, wait_seconds: float, grace_seconds: float) -> Group:
+        """Meet whoever is alive.
+
+        Args:
+            card: shown to the others.
+            wait_seconds: bound on the whole.
+            grace_seconds: after it, a majority need not wait for those who are alive but do not come.
+
+        Raises:
+            TransportError: no majority of those alive came in time.
+        """
+        loop = asyncio.get_running_loop()
+        start, step = loop.time(), _Step(_dump(self._name, card), get_dht_time() + wait_seconds)
+        missing = list[str]()
+        while loop.time() < start + wait_seconds:
+            look = asyncio.ensure_future(self._matchmaking.look_for_group(step))
+            try:
+                missing = await self._watch(look, start, grace_seconds)
+                if look.done() and look.result() is not None:
+                    return self._check(look.result())
+            finally:
+                look.cancel()
+                with suppress(asyncio.CancelledError, Exception):
+                    await look
+        raise TransportError(
+            f"no majority met within {wait_seconds:g} s: {', '.join(missing) or 'nobody'} did not come"
+        )
+
+    async def _watch(self, look: asyncio.Future[Any], start: float, grace_seconds: float) -> list[str]:
+        """Until the group is there, or must be tried again: complete it where this worker leads. Returns who misses."""
+        loop, matchmaking = asyncio.get_running_loop(), self._matchmaking
+        records, silent, looked = dict[str, Record](), set[str](), -_LOOK_SECONDS
+        while not look.done():
+            leader = matchmaking.current_leader
+            here = {self._node.peer_id, *map(str, matchmaking.current_followers)}
+            if loop.time() - looked > _LOOK_SECONDS:
+                matchmaking.potential_leaders.update_triggered.set()  # it does not always look again by itself
+                records = await self._presence.present()
+                missing = records.keys() - here if leader is None else {str(leader)} & records.keys()
+                silent = await self._presence.silent(records, missing)
+                looked = loop.time()
+            elif leader is None and _is_complete(here, records, silent, loop.time() - start, grace_seconds):
+                await self._complete(here)
+            if leader is not None and str(leader) in silent:
+                break  # else it would be waited for until its deadline
+            await asyncio.wait({look}, timeout=_TICK_SECONDS)
+        return sorted(record.name for peer_id, record in records.items() if peer_id not in here)
+
+    async def _complete(self, here: set[str]) -> None:
+        matchmaking = self._matchmaking
+        async with matchmaking.lock_request_join_group:
+            unchanged = here == {self._node.peer_id, *map(str, matchmaking.current_followers)}
+            leads = matchmaking.current_leader is None and matchmaking.is_looking_for_group
+            if unchanged and leads and not matchmaking.assembled_group.done():
+                await matchmaking.leader_assemble_group()
+
+    def _admits(self, peer_id: str, data: bytes) -> bool:
+        """Whether a peer that asks may follow this worker: it is on the list, and its name is nobody else's."""
+        try:
+            name, _ = _load(data)
+            followers = self._matchmaking.current_followers.items()
+            others = [_load(request.gather)[0] for peer, request in followers if str(peer) != peer_id]
+        except TransportError:
+            return False
+        return self._node.settings.admits(peer_id) and name not in (self._name, *others)
+
+    def _check(self, info: Any) -> Group:
+        peer_ids = [str(peer_id) for peer_id in info.peer_ids]
+        members = [(*_load(data), peer_id) for data, peer_id in zip(info.gathered, peer_ids, strict=True)]
+        group = Group(
+            info.group_id,
+            {name: card for name, card, _ in sorted(members, key=lambda member: member[0])},
+            {name: peer_id for name, _, peer_id in members},
+        )
+        mine = group.peer_ids.get(self._name) == self._node.peer_id
+        if not mine or len(group.cards) < len(members) or not all(map(self._node.settings.admits, peer_ids)):
+            raise TransportError("the leader of the meeting sent a list of members that cannot be")
+        return group
+
+
+@dataclass
+class _Step:
+    """What the matchmaking wants to know of hivemind's `StepControl`, which lives in shared memory."""
+
+    data_for_gather: bytes
+    deadline: float  # DHT time
+
+    @property
+    def scheduled_time(self) -> float:
+        return self.deadline
+
+    def get_timeout(self) -> float:
+        return max(0.0, self.deadline - float(get_dht_time()))
+
+
+class _Records:
+    """What the matchmaking wants of hivemind's `DHT`, which lives in a process."""
+
+    def __init__(self, node: Node) -> None:
+        self._node, self.peer_id = node, node.p2p.peer_id
+
+    async def store(self, *, return_future: bool, **record: Any) -> Any:
+        return await self._node.dht.store(**record)
+
+    async def get(self, key: str, *, return_future: bool, **options: Any) -> Any:
+        await asyncio.sleep(2 * _TICK_SECONDS)  # it asks again as soon as it has an answer
+        found = await self._node.dht.get(key, **options)
+        if found is not None and isinstance(found.value, dict):
+            for peer_id in [peer_id for peer_id in found.value if not self._admits(peer_id)]:
+                del found.value[peer_id]
+        return found
+
+    def _admits(self, peer_id: Any) -> bool:
+        return isinstance(peer_id, bytes) and self._node.settings.admits(str(PeerID(peer_id)))
+
+
+class _Door(ServicerBase):  # type: ignore[misc]
+    """Where the others ask to be let in."""
+
+    def __init__(self, matchmaking: Any, admits: Any) -> None:
+        self._matchmaking, self._admits = matchmaking, admits
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        """See `Matchmaking.rpc_join_group`."""
+        if not self._admits(str(context.remote_id), request.gather):
+            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
+            return
+        async for message in self._matchmaking.rpc_join_group(request, context):
+            yield message
+
+
+def _is_complete(
+    here: set[str], records: dict[str, Record], silent: set[str], waited_seconds: float, grace_seconds: float
+) -> bool:
+    """Whether to wait no longer. Only a majority of those who seem alive may go on: two groups would split the run."""
+    missing = records.keys() - here
+    if missing and not _is_majority(here & records.keys(), records):
+        return False
+    if missing <= silent:
+        return len(here) > 1 or waited_seconds > _ALONE_SECONDS
+    return waited_seconds > grace_seconds
+
+
+def _is_majority(here: set[str], records: dict[str, Record]) -> bool:
+    """More than half, or the half with the first name."""
+    first = min(records, key=lambda peer_id: records[peer_id].name)
+    return 2 * len(here) + (first in here) > len(records)
+
+
+def _dump(name: str, card: Card) -> bytes:
+    data = json.dumps({"name": name, "card": card}).encode()
+    if len(data) > CARD_BYTES:
+        raise ValueError(f"the card takes {len(data)} bytes, at most {CARD_BYTES} are allowed")
+    return data
+
+
+def _load(data: bytes) -> tuple[str, Card]:
+    """The name and the card in a message.
+
+    Raises:
+        TransportError: it is something else.
+    """
+    try:
+        message = json.loads(data) if len(data) <= CARD_BYTES else {}
+    except (ValueError, RecursionError):
+        message = {}
+    name, card = (message.get("name"), message.get("card")) if isinstance(message, dict) else ("", None)
+    if not (isinstance(name, str) and name and isinstance(card, dict)):
+        raise TransportError("a worker showed something that is no card")
+    return name, card

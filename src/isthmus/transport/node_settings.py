@@ -1,0 +1,98 @@
+"""How a libp2p node is told whom to speak to, and what to say where that does not work."""
+
+from __future__ import annotations
+
+import fcntl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from hivemind.p2p import P2P, PeerID  # type: ignore[import-untyped]
+from hivemind.utils.multiaddr import Multiaddr  # type: ignore[import-untyped]
+
+from isthmus.core.types import UserError
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """How a node listens, and whom it knows."""
+
+    identity_path: Path  # the key behind the peer id; made where there is none
+    initial_peers: tuple[str, ...] = ()  # multiaddrs with /p2p/<peer id>; none: this is the first
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)  # multiaddrs
+    announce: tuple[str, ...] = ()  # multiaddrs under which the others reach this node; none: where it listens
+    allowed_peers: frozenset[str] | None = None  # peer ids; None: everybody
+    relay: bool = False  # behind a NAT or firewall: be reached through other peers
+
+    def trusts(self, peer_id: str) -> bool:
+        """Whether this peer may speak to us at all: it may take part, or is one that we were told to begin with."""
+        return self.admits(peer_id) or peer_id in self.initial_ids
+
+    def admits(self, peer_id: str) -> bool:
+        """Whether this peer may take part in a sync."""
+        return self.allowed_peers is None or peer_id in self.allowed_peers
+
+    @property
+    def initial_ids(self) -> frozenset[str]:
+        """Peer ids of the initial peers."""
+        return frozenset(address.rsplit("/p2p/", 1)[-1] for address in self.initial_peers)
+
+
+def check(settings: NodeSettings) -> None:
+    """Raise a `UserError` about an address or a peer id that cannot be one."""
+    for address in (*settings.initial_peers, *settings.listen, *settings.announce):
+        try:
+            Multiaddr(address)
+        except Exception as error:
+            raise UserError(f"{address!r} is no multiaddr: write /ip4/10.0.0.1/tcp/4001/p2p/Qm..., say") from error
+    for address in settings.initial_peers:
+        if "/p2p/" not in address:
+            raise UserError(f"initial peer {address} lacks its peer id: copy the line that isthmus dht prints")
+    for peer_id in settings.allowed_peers or ():
+        try:
+            PeerID.from_base58(peer_id)
+        except ValueError as error:
+            raise UserError(
+                f"allowed peer {peer_id!r} is no peer id: it looks like QmaLzwZ... or 12D3Koo..."
+            ) from error
+
+
+def lock_identity(path: Path) -> IO[bytes]:
+    """Make the key where there is none; hold it, so that no second process goes by the same peer id."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            P2P.generate_identity(str(path))
+        identity = path.open("rb")
+    except OSError as error:
+        raise UserError(f"identity {path} cannot be used ({error.strerror}): choose another place") from error
+    try:
+        fcntl.flock(identity, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        PeerID.from_identity(identity.read())
+    except BlockingIOError as error:
+        raise UserError(f"identity {path} is in use: each worker needs one of its own") from error
+    except Exception as error:
+        raise UserError(
+            f"identity {path} is damaged: delete it, and a new one is made (with another peer id)"
+        ) from error
+    return identity
+
+
+def explain(error: Exception, settings: NodeSettings, seconds: float) -> UserError:
+    """What to do about a node that could not start or join."""
+    text = str(error)
+    if "address already in use" in text or "failed to listen" in text:
+        return UserError(f"cannot listen on {', '.join(settings.listen)}: the port is in use, choose another")
+    if "local time" in text:
+        return UserError("this machine's clock differs from its peers' by more than 3 s: set it by NTP")
+    if "access this node" in text:
+        return UserError(
+            "the other peers cannot connect to this one: open its port and set announce to its public multiaddr, "
+            "or set relay to true"
+        )
+    if settings.initial_peers:
+        return UserError(
+            f"no initial peer answered for {seconds:g} s ({', '.join(settings.initial_peers)}): is isthmus dht running "
+            "there, and does the firewall let this port through?"
+        )
+    return UserError(f"the libp2p daemon does not start: {text.splitlines()[-1] if text else type(error).__name__}")

@@ -1,0 +1,261 @@
+"""Peers whose payloads travel over byte streams between every two of them: two for each direction.
+
+One stream carries payloads. The other carries a beat now and then, so that a worker that stopped is told from one that
+is slow, and the reason when a worker gives up, so that nobody waits for what cannot come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from isthmus.transport import frames
+from isthmus.transport.base import TransportError
+from isthmus.transport.frames import Frame, Kind
+from isthmus.transport.peers import BufferPeers
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Views = dict[int, memoryview]  # by rank
+_LAST_WORDS_SECONDS = 0.5  # a stream has broken: the reason may still be on its way on the other one
+
+
+class Mesh:
+    """The streams between the members of one meeting. Lives on an event loop; every method is called there.
+
+    Args:
+        meeting: 20 bytes that no other meeting has.
+        names: the members, in rank order.
+        rank: this worker's.
+        sync_budget_seconds: bound on one transfer; how often hearts beat follows from it.
+    """
+
+    def __init__(self, meeting: bytes, names: list[str], rank: int, sync_budget_seconds: float) -> None:
+        self.meeting, self.names, self.rank = meeting, names, rank
+        self._budget = sync_budget_seconds
+        self._interval = min(1.0, sync_budget_seconds / 20)
+        self._patience_rounds = int(min(10.0, sync_budget_seconds / 3) / self._interval)
+        self._others = [other for other in range(len(names)) if other != rank]
+        self._out: dict[Kind, dict[int, asyncio.StreamWriter]] = {Kind.BULK: {}, Kind.PULSE: {}}
+        self._in: dict[Kind, dict[int, asyncio.StreamReader]] = {Kind.BULK: {}, Kind.PULSE: {}}
+        self._waited_for = set[int]()  # in this transfer
+        self._silent_rounds = dict.fromkeys(self._others, 0)
+        self._left = set[int]()  # said goodbye
+        self._collective = 0
+        self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # why this meeting is over
+        self._connected = asyncio.Event()
+        self._closed = asyncio.Event()
+        self._tasks = set[asyncio.Task[None]]()
+
+    def open(self, dial: Callable[[int], Awaitable[Stream]]) -> None:
+        """Begin to connect; transfers wait for it."""
+        for rank in self._others:
+            for kind in (Kind.BULK, Kind.PULSE):
+                self._start(self._dial(dial, rank, kind))
+        self._start(self._beat())
+
+    async def serve(self, frame: Frame, stream: Stream) -> None:
+        """Use a stream that a member opened with this frame, until this worker closes."""
+        rank, kind, (reader, _) = frame.sender, frame.kind, stream
+        if rank in self._in[kind]:
+            return  # one is enough
+        self._in[kind][rank] = reader
+        self._check_connected()
+        if kind is Kind.PULSE:
+            self._start(self._listen(rank, reader))
+        await self._closed.wait()
+
+    async def transfer(self, what: str, outgoing: Views, incoming: Views) -> None:
+        """One collective: send every peer its bytes and receive its own. All sizes are known to both ends.
+
+        Raises:
+            TransportError: names who is to blame.
+        """
+        self._collective += 1
+        work = asyncio.ensure_future(self._exchange(outgoing, incoming))
+        either: set[asyncio.Future[Any]] = {work, self._failure}
+        await asyncio.wait(either, timeout=self._budget, return_when=asyncio.FIRST_COMPLETED)
+        if work.done() and work.exception() is None:
+            return
+        if work.done():
+            await asyncio.wait({self._failure}, timeout=_LAST_WORDS_SECONDS)
+            self._fail(str(work.exception()))
+        work.cancel()
+        self._fail(self._out_of_time())
+        raise TransportError(f"{what} failed: {self._failure.result()}")
+
+    async def close(self) -> None:
+        """Say goodbye: what is on its way still arrives."""
+        if not self._closed.is_set():
+            self._tell(Frame(Kind.BYE, self.meeting, self.rank))
+            self._fail("this worker has closed it", tell=False)
+            self._hang_up()
+
+    async def _exchange(self, outgoing: Views, incoming: Views) -> None:
+        self._waited_for = set(self._others) - self._in[Kind.BULK].keys()
+        await self._connected.wait()
+        self._waited_for = set(self._others)
+        sends = [self._blame(rank, self._send(rank, view)) for rank, view in outgoing.items()]
+        receipts = [self._blame(rank, self._receive(rank, view)) for rank, view in incoming.items()]
+        await asyncio.gather(*sends, *receipts)
+
+    def _out_of_time(self) -> str:
+        names = ", ".join(self.names[rank] for rank in sorted(self._waited_for))
+        return (
+            f"not done in {self._budget:g} s, {names} did not come or is slow: raise sync_budget_seconds or send less"
+        )
+
+    async def _send(self, rank: int, view: memoryview) -> None:
+        frame = Frame(Kind.DATA, self.meeting, self.rank, self._collective)
+        await frames.send(self._out[Kind.BULK][rank], frame, view)
+
+    async def _receive(self, rank: int, view: memoryview) -> None:
+        frame = Frame(Kind.DATA, self.meeting, rank, self._collective)
+        await frames.receive(self._in[Kind.BULK][rank], frame, view)
+        self._waited_for.discard(rank)
+
+    async def _blame(self, rank: int, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except (OSError, EOFError) as error:
+            raise TransportError(f"{self.names[rank]} closed its connection") from error
+        except TransportError as error:
+            raise TransportError(f"{self.names[rank]} {error}") from error
+
+    async def _dial(self, dial: Callable[[int], Awaitable[Stream]], rank: int, kind: Kind) -> None:
+        try:
+            _, writer = await dial(rank)
+            writer.write(Frame(kind, self.meeting, self.rank).header())
+            await writer.drain()
+        except (OSError, EOFError, TransportError) as error:
+            self._fail(f"{self.names[rank]} cannot be reached ({error})")
+            return
+        if self._closed.is_set():
+            writer.close()
+            return
+        self._out[kind][rank] = writer
+        self._check_connected()
+
+    def _check_connected(self) -> None:
+        if len(self._in[Kind.BULK]) == len(self._out[Kind.BULK]) == len(self._others):
+            self._connected.set()
+
+    async def _beat(self) -> None:
+        """Silence is counted in own rounds, not in seconds: a pause of this worker must not look like others' death."""
+        while True:
+            await asyncio.sleep(self._interval)
+            self._tell(Frame(Kind.BEAT, self.meeting, self.rank))
+            for rank in set(self._others) - self._left:
+                self._silent_rounds[rank] += 1
+            silent = [rank for rank, rounds in self._silent_rounds.items() if rounds > self._patience_rounds]
+            if silent:
+                names, seconds = ", ".join(self.names[rank] for rank in silent), self._patience_rounds * self._interval
+                self._fail(f"{names} gave no sign of life for {seconds:.1f} s")
+                return
+
+    async def _listen(self, rank: int, reader: asyncio.StreamReader) -> None:
+        name = self.names[rank]
+        try:
+            while True:
+                frame, text = await frames.receive_any(reader, frames.TEXT_BYTES)
+                self._silent_rounds[rank] = 0
+                if frame.kind is Kind.GIVE_UP:
+                    self._fail(f"{name} gave up: {_printable(text)}", tell=False)
+                elif frame.kind is Kind.BYE:
+                    self._left.add(rank)
+        except (OSError, EOFError):
+            if rank not in self._left:
+                self._fail(f"{name} closed its connection")
+        except TransportError as error:
+            self._fail(f"{name} {error}")
+
+    def _fail(self, reason: str, tell: bool = True) -> None:
+        """Nothing more can be done in this meeting: the others are told, unless they said so themselves."""
+        if self._failure.done():
+            return
+        self._failure.set_result(reason)
+        if tell:
+            text = reason.encode()[: frames.TEXT_BYTES]
+            self._tell(Frame(Kind.GIVE_UP, self.meeting, self.rank, length=len(text)), text)
+        self._hang_up()
+
+    def _tell(self, frame: Frame, payload: bytes = b"") -> None:
+        for writer in self._out[Kind.PULSE].values():
+            with suppress(OSError, RuntimeError):  # it is the one that is gone
+                writer.write(frame.header(payload) + payload)
+
+    def _hang_up(self) -> None:
+        self._closed.set()
+        for writers in self._out.values():
+            for writer in writers.values():
+                writer.close()
+        for task in self._tasks - {asyncio.current_task()}:
+            task.cancel()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class StreamPeers(BufferPeers):
+    """The members of a meeting, over a mesh of streams.
+
+    Args:
+        mesh: connects them; None: this worker is alone.
+        rank: this worker.
+        weights: each one's share, summing to 1.
+        call: runs a coroutine on the mesh's event loop and waits for it.
+    """
+
+    def __init__(
+        self, mesh: Mesh | None, rank: int, weights: list[float], call: Callable[[Coroutine[Any, Any, None]], None]
+    ) -> None:
+        super().__init__(rank, weights)
+        self._mesh, self._call = mesh, call
+        self._others = [other for other in range(self.size) if other != rank]
+
+    def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Two shots: each worker sums one part, in rank order, and sends everybody the sum: the same bits for all."""
+        total = buffer.cpu()
+        parts = list(total.tensor_split(self.size))
+        own = parts[self.rank]
+        received = {other: torch.empty_like(own) for other in self._others}
+        self._transfer("mean", dict(enumerate(parts)), received)
+        sums = torch.zeros_like(own)
+        for rank in range(self.size):
+            sums += own if rank == self.rank else received[rank]
+        own.copy_(sums)
+        self._transfer("mean", dict.fromkeys(self._others, sums), dict(enumerate(parts)))
+        return total.to(buffer.device)
+
+    def _all_gather(self, buffer: torch.Tensor) -> torch.Tensor:
+        own = buffer.cpu()
+        result = own.new_empty(self.size, len(own))
+        result[self.rank] = own
+        self._transfer("gather", dict.fromkeys(self._others, own), dict(enumerate(result)))
+        return result.flatten().to(buffer.device)
+
+    def _all_to_all(self, buffer: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        parts = torch.split(buffer.cpu(), sizes)
+        result = parts[0].new_empty(self.size, sizes[self.rank])
+        result[self.rank] = parts[self.rank]
+        self._transfer("exchange", dict(enumerate(parts)), dict(enumerate(result)))
+        return result.flatten().to(buffer.device)
+
+    def _transfer(self, what: str, outgoing: dict[int, torch.Tensor], incoming: dict[int, torch.Tensor]) -> None:
+        assert self._mesh is not None
+        views = [{other: _view(buffers[other]) for other in self._others} for buffers in (outgoing, incoming)]
+        self._call(self._mesh.transfer(what, *views))
+
+
+def _view(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor, as bytes."""
+    return tensor.view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
+
+
+def _printable(text: bytes) -> str:
+    return "".join(letter for letter in text.decode(errors="replace") if letter.isprintable())
