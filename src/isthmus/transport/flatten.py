@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,7 +88,7 @@ def _unflatten(value: Any, left: dict[int, Any], depth: int) -> Any:
             return tuple(_unflatten(item, left, depth - 1) for item in items)
         case {"$": "dict", "items": list(items)} if len(value) == 2 and all(_is_item(item) for item in items):
             return {key: _unflatten(item, left, depth - 1) for key, item in items}
-    raise TransportError(f"a state holds what is no place of a tensor, tuple or dict: {json.dumps(value)[:60]}")
+    raise TransportError("a state holds what should be the place of a tensor, a tuple or a dict, and is none")
 
 
 def _is_item(item: Any) -> bool:

@@ -161,6 +161,7 @@ class Incoming:
         self.manifest = manifest
         self._tensors = [torch.empty(spec.shape, dtype=spec.dtype) for spec in manifest.tensors]
         self._body = _Body(self._tensors, manifest.tensors)
+        self.num_bytes = self._body.num_bytes
 
     def check(self, index: int, data: memoryview) -> bool:
         """Whether `data` is chunk `index`."""
@@ -249,7 +250,7 @@ def _read_kind(entry: Any) -> tuple[torch.dtype, tuple[int, ...]]:
         case {"dtype": str(name), "shape": list(shape)} if name in _DTYPES and len(shape) <= _MAX_DIMS:
             if all(type(dim) is int and dim >= 0 for dim in shape):
                 return _DTYPES[name], tuple(shape)
-    raise TransportError(f"its manifest describes no tensor known here: {str(entry)[:80]}")
+    raise TransportError("its manifest describes a tensor of a kind unknown here")
 
 
 def _read_hash(value: Any) -> bytes:
