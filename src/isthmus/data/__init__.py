@@ -1,9 +1,11 @@
 """The data that models are trained on."""
 
 from isthmus.core.registry import Registry
-from isthmus.data.base import Corpus, DataSpec, Stream
+from isthmus.data.base import Corpus, DataSpec, Samples, Stream
+from isthmus.data.leased import LeasedStream, LeasesExhausted
+from isthmus.data.ledger import Ledger
 from isthmus.data.text import Text
 
 DATA = Registry("data", {"text": "isthmus.data.text:Text"})
 
-__all__ = ["DATA", "Corpus", "DataSpec", "Stream", "Text"]
+__all__ = ["DATA", "Corpus", "DataSpec", "LeasedStream", "LeasesExhausted", "Ledger", "Samples", "Stream", "Text"]

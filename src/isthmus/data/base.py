@@ -1,8 +1,11 @@
-"""The contract of data: a corpus opens streams keyed by worker id, and holds a fixed validation set."""
+"""The contract of data: a corpus opens streams keyed by worker id or one line for all, and holds a validation set."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from isthmus.inner.step import Batch
 
@@ -32,6 +35,24 @@ class Stream(Protocol):
         ...
 
 
+class Samples(Protocol):
+    """One endless line of samples, epoch after epoch, shuffled alike for all workers; the ledger shares it out."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Differs where a position stands for another sample: other data, sequence length or seed."""
+        ...
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """Tokens a sample trains on."""
+        ...
+
+    def read(self, positions: npt.NDArray[np.int64]) -> Batch:
+        """The samples at these positions of the line ([batch], not negative), in their order."""
+        ...
+
+
 class Corpus(Protocol):
     """Opened data."""
 
@@ -42,6 +63,10 @@ class Corpus(Protocol):
 
     def stream(self, worker: int, batch_size: int, seed: int = 0) -> Stream:
         """The training batches of worker number `worker`: the same whatever the number of workers."""
+        ...
+
+    def samples(self, seed: int = 0) -> Samples:
+        """All training samples, in the order that `seed` chooses."""
         ...
 
     def validation(self, batch_size: int, num_sequences: int = 256) -> list[Batch]:

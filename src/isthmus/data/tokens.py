@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Self
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from isthmus.core.types import UserError
+from isthmus.data.shuffle import derive, permute
 from isthmus.inner.step import Batch
 
 Tokens = npt.NDArray[np.integer[Any]]  # [num_tokens]
@@ -32,6 +34,10 @@ class TokenCorpus:
     def stream(self, worker: int, batch_size: int, seed: int = 0) -> TokenStream:
         """The training batches {"tokens": [batch_size, sequence_length + 1] int64} of one worker."""
         return TokenStream(self.train, self.sequence_length, batch_size, worker, seed)
+
+    def samples(self, seed: int = 0) -> TokenSamples:
+        """All training windows, in the order that `seed` chooses."""
+        return TokenSamples(self.train, self.sequence_length, seed)
 
     def validation(self, batch_size: int, num_sequences: int = 256) -> list[Batch]:
         """Windows spread evenly over the validation tokens; all of them where they are fewer than asked for."""
@@ -100,6 +106,38 @@ class TokenStream:
         offset = generator.integers(min(length, len(self._tokens) - length))
         num_windows = (len(self._tokens) - 1 - offset) // length
         return offset + generator.permutation(num_windows) * length
+
+
+class TokenSamples:
+    """The windows of the training tokens as one endless line.
+
+    An epoch is a permutation of as many windows as fit wherever the first one starts, which, like the permutation, is
+    drawn from (seed, epoch).
+    """
+
+    def __init__(self, tokens: Tokens, sequence_length: int, seed: int) -> None:
+        self.tokens_per_sample = sequence_length
+        self._tokens = tokens
+        self._seed = seed
+        self.num_samples = max(1, len(tokens) // sequence_length - 1)  # of an epoch
+        self._num_offsets = min(sequence_length, len(tokens) - self.num_samples * sequence_length)
+        self.fingerprint = self._hash()
+
+    def read(self, positions: npt.NDArray[np.int64]) -> Batch:
+        """{"tokens": [len(positions), sequence_length + 1] int64}."""
+        epochs, indices = np.divmod(positions, self.num_samples)
+        starts = np.empty_like(positions)
+        for epoch in np.unique(epochs):
+            here, key = epochs == epoch, f"{self._seed}/{epoch}"
+            windows = permute(indices[here], self.num_samples, key)
+            starts[here] = derive(self._num_offsets, f"{key}/offset") + windows * self.tokens_per_sample
+        return cut_windows(self._tokens, starts, self.tokens_per_sample)
+
+    def _hash(self) -> str:
+        """Of the shape and of 64 samples of the first epoch: little is read of data that is mapped, however large."""
+        shape = f"{len(self._tokens)} {self.tokens_per_sample} {self._seed}"
+        few = self.read(np.linspace(0, self.num_samples - 1, 64).astype(np.int64))["tokens"]
+        return hashlib.sha256(shape.encode() + few.numpy().astype("<i8").tobytes()).hexdigest()[:16]
 
 
 def cut_windows(tokens: Tokens, starts: npt.NDArray[np.int64], sequence_length: int) -> Batch:

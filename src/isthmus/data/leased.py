@@ -1,0 +1,136 @@
+"""One worker's batches, out of what the ledger leases to it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, Self
+
+import numpy as np
+
+from isthmus.core.types import UserError
+from isthmus.data.base import Samples
+from isthmus.data.ledger import MAX_DEMAND, Claim, Holding, Ledger, cut, join, length
+from isthmus.inner.step import Batch
+
+
+class LeasesExhausted(Exception):
+    """Every sample leased to this worker is read: its round ends here, and only a commit can give it more."""
+
+
+class LeasedStream:
+    """Batches from one worker's leases, read in order; a batch may join the ends of leases, shards and epochs.
+
+    It holds the leases of one ledger: a newer one reaches it by `rebase` only. What it has read since the last commit
+    is uncommitted. A new stream begins where the commits ended, so a worker that died and came back reads again what
+    had died with it.
+
+    A worker that has read all its leases must wait for a commit. Whatever else it read would be somebody else's, or
+    would be read again; so ask for enough (`claim`), leases cost nothing: three rounds cover the round in flight,
+    the next one, and one refused sync. Where even that is used up, the others have not committed for long, and
+    drifting on alone is what the wait prevents.
+
+    Args:
+        samples: the line, equal on all workers.
+        worker: this worker's name in the ledger.
+        batch_size: samples of a batch; may differ between workers.
+    """
+
+    def __init__(self, samples: Samples, worker: str, batch_size: int) -> None:
+        if batch_size < 1:
+            raise UserError(f"data: batch_size is {batch_size}; choose at least 1")
+        self.tokens_per_batch = batch_size * samples.tokens_per_sample
+        self._samples = samples
+        self.worker = worker
+        self._batch_size = batch_size
+        self._holding = Holding()  # as of the last rebase
+        self._read = 0  # samples since the holding began, committed ones included
+        self._captured: set[int] = set()  # what was read at each claim that may still be committed
+
+    def __iter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __next__(self) -> Batch:
+        """The next batch; raises `LeasesExhausted`, and takes nothing, where less than a batch is left."""
+        if not self.batches_left:
+            raise LeasesExhausted(f"{self.worker} has read all that is leased to it: sync before the next step")
+        first = self.uncommitted
+        parts = cut(self._holding.leases, first, first + self._batch_size)
+        self._read += self._batch_size
+        return self._samples.read(np.concatenate([np.arange(start, end) for start, end in parts]))
+
+    @property
+    def batches_left(self) -> int:
+        """Whole batches that can be read before the next commit."""
+        return (length(self._holding.leases) - self.uncommitted) // self._batch_size
+
+    @property
+    def uncommitted(self) -> int:
+        """Samples read that are not committed, as far as the last `rebase` knew."""
+        return self._read - self._holding.samples
+
+    def claim(self, batches_ahead: int) -> dict[str, int]:
+        """What to put into this worker's card, made when its pseudo-gradient is captured.
+
+        It stays true while commits land and this worker reads on, so it may travel in a sync that overlaps.
+
+        Args:
+            batches_ahead: batches to have leased beyond this point; three rounds (see above).
+        """
+        self._captured.add(self._read)
+        demand = min(batches_ahead * self._batch_size, MAX_DEMAND)
+        return asdict(Claim(self._holding.since, self._read, demand))
+
+    def rebase(self, ledger: Ledger) -> int:
+        """Go on from another ledger: after every commit, after a heal, at a resume.
+
+        Returns:
+            Samples read since the last commit known here whose progress is void: they are no longer leased to this
+            worker, or are committed already by another life of it. Its pseudo-gradient must be dropped (local
+            parameters = anchor), since these samples are, or will be, in the model without it. 0: all is well.
+
+        Raises:
+            UserError: the ledger is of other data.
+        """
+        if ledger.corpus != self._samples.fingerprint:
+            raise UserError(
+                f"data: the run's samples are {ledger.corpus}, those of this worker {self._samples.fingerprint}: "
+                "give all workers the same data, sequence_length and seed"
+            )
+        holding = ledger.holdings.get(self.worker, Holding())
+        goes_on, uncommitted = self._goes_on_in(holding), self.uncommitted
+        self._holding = holding
+        if not goes_on:
+            self.rewind()
+            return uncommitted
+        self._captured = {read for read in self._captured if read > holding.samples}
+        return 0
+
+    def rewind(self) -> None:
+        """Forget what was read since the last commit: it is read again (after a pseudo-gradient was dropped)."""
+        self._read, self._captured = self._holding.samples, set()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position and the leases it is a position in, as plain values."""
+        return {
+            "corpus": self._samples.fingerprint,
+            "holding": asdict(self._holding) | {"leases": [list(lease) for lease in self._holding.leases]},
+            "read": self._read,
+            "captured": sorted(self._captured),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to a saved position; refuses one in other data."""
+        if state_dict["corpus"] != self._samples.fingerprint:
+            raise UserError("data: the saved position belongs to other data; restore the data or start a new run")
+        leases = tuple((start, end) for start, end in state_dict["holding"]["leases"])
+        self._holding = Holding(**(state_dict["holding"] | {"leases": leases}))
+        self._read, self._captured = state_dict["read"], set(state_dict["captured"])
+
+    def _goes_on_in(self, holding: Holding) -> bool:
+        """Whether what is uncommitted here is so there too, and only whole captures of this life were committed."""
+        known = self._holding
+        if holding.since != known.since or holding.samples not in {known.samples, *self._captured}:
+            return False
+        here = cut(known.leases, holding.samples - known.samples, self.uncommitted)
+        return join(here) == join(cut(holding.leases, 0, self._read - holding.samples))

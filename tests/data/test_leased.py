@@ -1,0 +1,280 @@
+"""One worker's stream: order, positions, and what it is told about its progress when the ledger moves."""
+
+import json
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from isthmus.core import UserError
+from isthmus.data import LeasedStream, LeasesExhausted, Ledger
+from isthmus.data.base import Samples, Stream
+from isthmus.data.tokens import TokenCorpus
+from tests.data.numbers import Numbers
+
+
+def read(stream: LeasedStream, num_batches: int) -> list[int]:
+    """The positions of the next samples."""
+    return [position for batch in islice(stream, num_batches) for position in batch["position"].tolist()]
+
+
+class Run:
+    """Workers in lockstep: whoever is named in a sync takes part, and sees the vote."""
+
+    def __init__(self, lease_commits: int = 1, samples: Samples = Numbers()) -> None:  # noqa: B008 (a frozen value)
+        self.samples = samples
+        self.ledger = Ledger(samples.fingerprint, shard_size=10, lease_commits=lease_commits)
+
+    def stream(self, worker: str, batch_size: int = 3) -> LeasedStream:
+        stream = LeasedStream(self.samples, worker, batch_size)
+        stream.rebase(self.ledger)
+        return stream
+
+    def sync(self, *streams: LeasedStream, batches_ahead: int = 4) -> None:
+        claims = {stream.worker: stream.claim(batches_ahead) for stream in streams}
+        self.ledger = self.ledger.commit(claims, list(claims))
+        for stream in streams:
+            assert stream.rebase(self.ledger) == 0
+
+
+def test_a_worker_alone_reads_the_line_in_order_whatever_its_batch_size():
+    for batch_size in (1, 3, 7, 64):
+        run = Run()
+        stream: Stream = run.stream("a", batch_size)
+        positions = []
+        for _ in range(30):
+            run.sync(stream, batches_ahead=2)
+            positions += read(stream, 2)
+        assert positions == list(range(60 * batch_size))
+
+
+def test_what_was_read_after_the_capture_stays_uncommitted():
+    """A sync that overlaps: the claim is made at step 2, lands after step 4, and the next capture follows."""
+    run = Run()
+    a = run.stream("a")
+    run.sync(a, batches_ahead=20)
+    positions = read(a, 2)
+    first = a.claim(20)
+    positions += read(a, 1)
+    second = a.claim(20)  # in flight together with the first
+    positions += read(a, 1)
+    for claim, committed in ((first, 6), (second, 9)):
+        run.ledger = run.ledger.commit({"a": claim}, ["a"])
+        assert run.ledger.samples == committed
+        assert a.rebase(run.ledger) == 0
+        assert a.uncommitted == 12 - committed
+    assert positions + read(a, 3) == list(range(21))
+
+
+def test_a_stream_that_has_read_all_its_leases_says_so_and_takes_nothing():
+    run = Run()
+    a, b = run.stream("a"), run.stream("b")
+    with pytest.raises(LeasesExhausted, match="a has read all that is leased to it: sync before the next step"):
+        next(a)
+    run.sync(a, b, batches_ahead=1)
+    assert a.batches_left == 3
+    positions = read(a, 3)
+    for _ in range(2):
+        assert a.batches_left == 0
+        with pytest.raises(LeasesExhausted):
+            next(a)
+        assert a.uncommitted == 9
+    run.sync(a, b, batches_ahead=2)
+    assert positions + read(a, 2) == [*range(10), *range(20, 25)]  # the one that was left over comes first
+
+
+def test_a_dead_workers_uncommitted_samples_are_read_by_another():
+    run = Run(lease_commits=1)
+    a, b = run.stream("a"), run.stream("b")
+    run.sync(a, b)
+    of_a, of_b = read(a, 2), read(b, 2)
+    run.sync(a, b)
+    read(b, 2)  # dies with these
+    for _ in range(6):
+        of_a += read(a, 4)
+        run.sync(a)
+    assert sorted(of_a + of_b) == list(range(len(of_a + of_b)))
+    assert run.ledger.samples == len(of_a + of_b)
+
+
+def test_a_worker_that_died_and_came_back_under_its_name_reads_again_what_died_with_it():
+    run = Run(lease_commits=1)
+    a, b = run.stream("a"), run.stream("b")
+    run.sync(a, b)
+    read(b, 2)
+    run.sync(a, b)
+    died = read(b, 2)
+    run.sync(a)
+    assert died == [26, 27, 28, 29, 30, 31]
+    assert read(run.stream("b"), 2) == died
+
+
+def test_a_straggler_keeps_its_progress_while_its_leases_are_held_and_is_told_when_not():
+    run = Run(lease_commits=1)
+    a, b = run.stream("a"), run.stream("b")
+    run.sync(a, b)
+    read(b, 2)
+    run.sync(a)
+    assert b.rebase(run.ledger) == 0
+    assert b.uncommitted == 6
+    run.sync(a)
+    assert b.rebase(run.ledger) == 6  # void: its leases are given back
+    assert (b.uncommitted, b.batches_left) == (0, 0)
+    run.sync(a, b)
+    assert run.ledger.samples == 0
+    assert read(b, 1) == [20, 21, 22]
+
+
+def test_a_straggler_whose_leases_came_back_to_it_has_lost_its_progress_all_the_same():
+    """Somebody else may have read a part of them meanwhile."""
+    run = Run(lease_commits=0)
+    a, b = run.stream("a"), run.stream("b")
+    run.sync(a, b)
+    read(b, 2)
+    run.sync(a)
+    other_life = run.stream("b")
+    run.sync(a, other_life)
+    assert run.ledger.holdings["b"].leases[0][0] == 20
+    assert b.rebase(run.ledger) == 6
+    assert read(b, 1) == [20, 21, 22]
+
+
+def test_a_worker_that_missed_the_vote_keeps_what_it_read_after_the_capture():
+    run = Run()
+    a, b = run.stream("a"), run.stream("b")
+    run.sync(a, b)
+    read(b, 2)
+    captured = b.claim(4)
+    after = read(b, 1)
+    run.ledger = run.ledger.commit({"a": a.claim(4), "b": captured}, ["a", "b"])
+    assert b.rebase(run.ledger) == 0
+    assert (run.ledger.samples, b.uncommitted) == (6, len(after))
+
+
+def test_a_worker_restored_from_before_its_last_commits_is_told_that_its_progress_is_in_already():
+    run = Run()
+    a = run.stream("a")
+    run.sync(a)
+    read(a, 3)
+    saved = json.loads(json.dumps(a.state_dict()))
+    for more in (0, 1):  # committed up to the very sample of the checkpoint, though never captured by it; then beyond
+        read(a, more)
+        run.sync(a)
+        restored = run.stream("a")
+        restored.load_state_dict(saved)
+        assert restored.uncommitted == 9
+        assert restored.rebase(run.ledger) == 9
+        assert restored.uncommitted == 0
+
+
+def test_a_ledger_on_another_line_of_history_voids_what_was_read():
+    """The same commit number gave other samples: only the leases themselves tell."""
+    here, there = Run(), Run()
+    a = here.stream("a")
+    here.sync(a)
+    read(a, 2)
+    there.sync(there.stream("0"), there.stream("a"))
+    assert here.ledger.holdings["a"].since == there.ledger.holdings["a"].since
+    assert a.rebase(there.ledger) == 6
+
+
+def test_rewind_reads_again_from_the_last_commit():
+    run = Run()
+    a = run.stream("a")
+    run.sync(a)
+    first = read(a, 2)
+    a.rewind()
+    assert read(a, 2) == first
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_identity_37_a_restored_position_goes_on_bitwise(in_flight):
+    """At every batch of some rounds; also where a sync was in flight when it was saved, and landed since."""
+    run = Run()
+    a = run.stream("a", 4)
+    run.sync(a)
+    for _ in range(12):
+        claim = a.claim(4)
+        read(a, 1)
+        restored = LeasedStream(run.samples, "a", 4)
+        restored.load_state_dict(json.loads(json.dumps(a.state_dict())))
+        if in_flight:
+            run.ledger = run.ledger.commit({"a": claim}, ["a"])
+        for stream in (a, restored):
+            assert stream.rebase(run.ledger) == 0
+        assert restored.state_dict() == a.state_dict()
+        expected = read(restored, 1)
+        assert read(a, 1) == expected
+        run.sync(a)
+
+
+def corpus_of(num_tokens: int, sequence_length: int = 4) -> TokenCorpus:
+    """Token i is the number i, so a window says where it comes from."""
+    return TokenCorpus(np.arange(num_tokens), np.arange(num_tokens), sequence_length, num_tokens)
+
+
+def test_every_window_comes_once_an_epoch_whoever_reads():
+    """The number of workers goes 2 -> 4 -> 1 -> 3, each time from the saved ledger."""
+    samples = corpus_of(603).samples(seed=3)
+    run = Run(samples=samples)
+    starts: list[int] = []
+    for num_workers in (2, 4, 1, 3):
+        run.ledger = Ledger.from_state_dict(json.loads(json.dumps(run.ledger.state_dict())))
+        streams = [run.stream(str(worker)) for worker in range(num_workers)]
+        run.sync(*streams)
+        for _ in range(12):
+            starts += [start for s in streams for b in islice(s, 4) for start in b["tokens"][:, 0].tolist()]
+            run.sync(*streams)
+            assert run.ledger.samples == len(starts)
+    held = [lease for holding in run.ledger.holdings.values() for lease in holding.leases]
+    uncommitted = {position for lease in [*held, *run.ledger.returned] for position in range(*lease)}
+    committed = np.array([position for position in range(run.ledger.frontier) if position not in uncommitted])
+    assert min(uncommitted) > 2 * samples.num_samples  # two epochs are finished
+    assert sorted(starts) == sorted(samples.read(committed)["tokens"][:, 0].tolist())
+
+
+def test_the_line_of_a_corpus():
+    samples = corpus_of(403).samples(seed=1)
+    assert samples.num_samples == 99
+    epochs = samples.read(np.arange(6 * 99))["tokens"].view(6, 99, 5)
+    assert epochs.dtype == torch.int64
+    assert torch.equal(epochs, epochs[..., :1] + torch.arange(5))
+    starts = epochs[..., 0]
+    lowest = starts.amin(1, keepdim=True)
+    assert torch.equal(starts.sort(1).values, lowest + 4 * torch.arange(99))  # every window once
+    assert len(lowest.unique()) > 1  # cut elsewhere in every epoch
+    assert len({tuple((row - row.min()).tolist()) for row in starts}) == 6
+    anywhere = np.array([400, 0, 98, 99, 7])
+    assert torch.equal(samples.read(anywhere)["tokens"], epochs.view(-1, 5)[anywhere])
+
+
+@pytest.mark.parametrize("num_tokens", [5, 6, 8, 9, 12, 13])
+def test_the_shortest_corpus_works(num_tokens):
+    tokens = corpus_of(num_tokens).samples().read(np.arange(50))["tokens"]
+    assert tokens.min() >= 0
+    assert tokens.max() < num_tokens
+    assert torch.equal(tokens, tokens[:, :1] + torch.arange(5))
+
+
+def test_the_fingerprint_tells_data_lengths_and_seeds_apart():
+    data = [corpus_of(403).samples(), corpus_of(403).samples(1), corpus_of(404).samples(), corpus_of(403, 5).samples()]
+    data.append(TokenCorpus(np.arange(403) + 1, np.arange(403), 4, 404).samples())
+    assert len({samples.fingerprint for samples in data}) == 5
+    assert corpus_of(403).samples().fingerprint == data[0].fingerprint
+    narrow = TokenCorpus(np.arange(403).astype(np.uint16), np.arange(403), 4, 403)
+    assert narrow.samples().fingerprint == data[0].fingerprint  # the same samples, held in fewer bytes
+
+
+def test_other_data_is_refused():
+    stream = LeasedStream(corpus_of(403).samples(), "a", 3)
+    with pytest.raises(UserError, match="give all workers the same data, sequence_length and seed"):
+        stream.rebase(Ledger(corpus_of(404).samples().fingerprint))
+    with pytest.raises(UserError, match="the saved position belongs to other data"):
+        stream.load_state_dict(LeasedStream(corpus_of(404).samples(), "a", 3).state_dict())
+    with pytest.raises(UserError, match="batch_size is 0"):
+        LeasedStream(Numbers(), "a", 0)
+
+
+def test_tokens_are_counted():
+    assert LeasedStream(corpus_of(403).samples(), "a", 3).tokens_per_batch == 12

@@ -1,0 +1,184 @@
+"""Joins, deaths, refused syncs, missed votes, heals and restores at random; a model remembers every sample."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from isthmus.data import LeasedStream, Ledger
+from tests.data.numbers import Numbers
+
+NAMES = ["a", "b", "c", "d", "e"]
+BATCH_SIZES = {"a": 1, "b": 2, "c": 3, "d": 5, "e": 7}
+
+
+def through_json(state: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(state))
+
+
+@dataclass
+class Worker:
+    """A worker, and what its pseudo-gradient would hold if it were captured now."""
+
+    stream: LeasedStream
+    ledger: Ledger
+    gradient: list[int] = field(default_factory=list)
+    sent: tuple[int, list[int]] = (0, [])  # the commit for which it last captured, and the samples that were in it
+
+    def read(self, num_batches: int) -> None:
+        for _ in range(min(num_batches, self.stream.batches_left)):
+            self.gradient += next(self.stream)["position"].tolist()
+
+
+class Chaos(RuleBasedStateMachine):
+    """The house's rules in miniature; `entered` is the model: every sample that a committed mean held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger("numbers", shard_size=4, lease_commits=1)  # of those who are not behind
+        self.entered: Counter[int] = Counter()
+        self.means: dict[int, dict[str, list[int]]] = {}  # what each contributor gave, by number of commit
+        self.workers: dict[str, Worker] = {}
+        self.disk: dict[str, tuple[dict[str, Any], dict[str, Any], list[int], tuple[int, list[int]]]] = {}
+
+    def alive(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.workers)))
+
+    @rule(name=st.sampled_from(NAMES))
+    def join(self, name: str) -> None:
+        """A new worker, or one that died (or dies now) and begins again under its name."""
+        self.workers[name] = Worker(LeasedStream(Numbers(), name, BATCH_SIZES[name]), Ledger("numbers", 4, 1))
+        self.heal(name)
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        del self.workers[self.alive(data)]
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data(), num_batches=st.integers(1, 6))
+    def train(self, data: st.DataObject, num_batches: int) -> None:
+        self.workers[self.alive(data)].read(num_batches)
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def save(self, data: st.DataObject) -> None:
+        name = self.alive(data)
+        worker = self.workers[name]
+        states = through_json(worker.stream.state_dict()), through_json(worker.ledger.state_dict())
+        self.disk[name] = (*states, list(worker.gradient), worker.sent)
+
+    @precondition(lambda self: self.disk)
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        """However old the checkpoint; where its ledger is the newest, it goes on at once, else it heals."""
+        name = data.draw(st.sampled_from(sorted(self.disk)))
+        position, ledger, gradient, sent = self.disk[name]
+        worker = Worker(LeasedStream(Numbers(), name, BATCH_SIZES[name]), Ledger.from_state_dict(ledger))
+        worker.stream.load_state_dict(position)
+        worker.gradient, worker.sent = list(gradient), sent
+        self.workers[name] = worker
+        if worker.ledger != self.ledger:
+            self.heal(name)
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def heal_one(self, data: st.DataObject) -> None:
+        self.heal(self.alive(data))
+
+    def heal(self, name: str) -> None:
+        worker = self.workers[name]
+        worker.ledger = Ledger.from_state_dict(through_json(self.ledger.state_dict()))
+        commit, sent = worker.sent
+        if worker.stream.rebase(worker.ledger):
+            worker.gradient = []
+        elif self.means.get(commit, {}).get(name) == sent:  # this very one, not another life's
+            worker.gradient = worker.gradient[len(sent) :]
+        worker.sent = (0, [])
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        """A worker's gradient is not finite: it begins this round again, from a leader's state."""
+        name = self.alive(data)
+        self.workers[name].stream.rewind()
+        self.workers[name].gradient = []
+        self.heal(name)
+        self.workers[name].gradient = []
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data(), committed=st.booleans(), batches_ahead=st.integers(0, 8), overlap=st.integers(0, 2))
+    def sync(self, data: st.DataObject, committed: bool, batches_ahead: int, overlap: int) -> None:
+        """Some meet; of those not behind some contribute; all train on; the vote is lost, or seen by some."""
+        met = data.draw(st.sets(st.sampled_from(sorted(self.workers)), min_size=1))
+        able = sorted(name for name in met if self.workers[name].ledger == self.ledger)
+        if not able:
+            return
+        contributors = data.draw(st.sets(st.sampled_from(able)))
+        claims = {name: through_json(self.workers[name].stream.claim(batches_ahead)) for name in sorted(met)}
+        assert {name: self.ledger.check(name, claims[name]) for name in able} == dict.fromkeys(able, "")
+        captured = {name: list(self.workers[name].gradient) for name in contributors}
+        for name in contributors:
+            self.workers[name].sent = (self.ledger.commits + 1, captured[name])
+        for name in sorted(met):
+            self.workers[name].read(overlap)
+        if not committed:
+            return
+        saw = data.draw(st.sets(st.sampled_from(able), min_size=1))
+        after = {name: self.workers[name].ledger.commit(claims, contributors) for name in saw}
+        assert len({ledger.digest() for ledger in after.values()}) == 1
+        self.ledger = after[min(saw)]
+        self.means[self.ledger.commits] = captured
+        for gradient in captured.values():
+            self.entered.update(gradient)
+        for name in saw:
+            worker = self.workers[name]
+            worker.ledger = after[name]
+            assert worker.stream.rebase(worker.ledger) == 0
+            worker.gradient, worker.sent = worker.gradient[len(captured.get(name, [])) :], (0, [])
+
+    @invariant()
+    def the_ledger_says_what_entered(self) -> None:
+        """Nothing twice, and the sums are equal, at every commit; what entered is all that is below the frontier."""
+        assert self.entered.total() == self.ledger.samples == len(self.entered)
+        held = [lease for holding in self.ledger.holdings.values() for lease in holding.leases]
+        open_positions = {position for lease in [*held, *self.ledger.returned] for position in range(*lease)}
+        assert set(self.entered) == set(range(self.ledger.frontier)) - open_positions
+
+    @invariant()
+    def a_stream_knows_what_its_gradient_holds(self) -> None:
+        """But for a worker that has not seen a vote yet, nothing in a gradient is in the model or in another's."""
+        for worker in self.workers.values():
+            assert worker.stream.uncommitted == len(worker.gradient)
+        current = [worker.gradient for worker in self.workers.values() if worker.ledger == self.ledger]
+        together = Counter(position for gradient in current for position in gradient)
+        assert together.total() == len(together)
+        assert not together.keys() & self.entered.keys()
+
+    def teardown(self) -> None:
+        """All die; whoever comes then finds every sample that was ever leased and did not enter."""
+        frontier = self.ledger.frontier
+        self.workers.clear()
+        self.join("a")
+        for _ in range(2 * frontier):
+            worker = self.workers["a"]
+            worker.read(64)
+            claims = {"a": worker.stream.claim(64)}
+            self.entered.update(worker.gradient)
+            worker.gradient = []
+            self.ledger = worker.ledger = worker.ledger.commit(claims, ["a"])
+            assert worker.stream.rebase(worker.ledger) == 0
+            if all(position in self.entered for position in range(frontier)):
+                break
+        assert set(range(frontier)) <= self.entered.keys()
+        self.the_ledger_says_what_entered()
+
+
+TestChaos = Chaos.TestCase
+TestChaos.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
