@@ -235,13 +235,18 @@ def test_a_broken_connection_is_opened_again_and_nothing_sent_twice(open_donor, 
     assert len(relay.passed) < NUM_CHUNKS * (CHUNK_BYTES + 100) + again + 2 * (manifest_end(SNAPSHOT) + REPLY_OVERHEAD)
 
 
-def test_the_majority_is_believed(open_donor):
+def test_the_majority_is_believed(open_donor, open_relay):
     other = make_snapshot(seed=1)
-    liar = open_donor(lambda seconds: other)
-    honest = [open_donor() for _ in range(2)]
-    fetched = get(liar.address, *[donor.address for donor in honest])
+    liar = open_relay(open_donor(lambda seconds: other).address, manifest_end(other) - 1, lambda relay, rest: rest)
+
+    def provide(seconds):
+        assert liar.happened.wait(seconds)  # the lie comes first
+        return SNAPSHOT
+
+    fetched = get(liar.address, *[open_donor(provide).address for _ in range(2)])
     assert is_complete(fetched)
     assert liar.address not in fetched.chunks
+    assert fetched.dropped in ({}, {liar.address: "its state v1 differs from the majority's"})
 
 
 def test_two_that_disagree_about_one_state_are_both_refused(open_donor):
