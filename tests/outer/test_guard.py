@@ -116,6 +116,15 @@ def tensors_in(state: Any) -> Tensors:
     return [state] if isinstance(state, torch.Tensor) and state.is_floating_point() else []
 
 
+def test_a_worker_whose_message_was_bad_in_an_earlier_attempt_says_so() -> None:
+    def work(rank: int, transport: Any) -> Screened:
+        return Guard().screen(gradient(rank), 0, {}, transport.quorum(0), faulty=rank == 1)
+
+    for rank, screened in enumerate(run_workers(LocalWorld(3), work)):
+        assert screened.left_out == {1: "its contribution is not finite"}
+        assert any(tensor.any() for tensor in screened.own) == (rank != 1)
+
+
 def test_weights_stay_in_proportion_and_a_joiner_stays_at_zero() -> None:
     for screened, _, _ in screen(spoil(0, math.nan), weights=[0.5, 0.2, 0.3, 0.0]):
         assert screened.weights == pytest.approx([0, 0.4, 0.6, 0])
@@ -133,7 +142,7 @@ def test_a_joiner_with_bad_values_is_told_too() -> None:
 def test_nobody_is_left() -> None:
     inputs = [[torch.full((3,), math.nan)]] * 2
     for screened, state, _ in screen(inputs):
-        assert screened.refusal.startswith("nobody is left: worker 0: its pseudo-gradient is not finite; worker 1: ")
+        assert screened.refusal.startswith("nobody is left: worker 0: its contribution is not finite; worker 1: ")
         assert screened.weights == [0.5, 0.5]
         assert not screened.own[0].any()
         assert state == {}

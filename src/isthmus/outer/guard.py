@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median_low
 
 import torch
@@ -69,7 +69,7 @@ class Guard:
         if not self.max_norm_factor > 1:
             raise UserError(f"guard: max_norm_factor {self.max_norm_factor} must be above 1 (infinity: no norm check)")
 
-    def screen(self, own: Tensors, version: int, state: State, peers: Peers) -> Screened:
+    def screen(self, own: Tensors, version: int, state: State, peers: Peers, faulty: bool = False) -> Screened:
         """Exchange reports, and judge them.
 
         Args:
@@ -78,9 +78,11 @@ class Guard:
             state: the copy of the fragment's memory that is adopted only if the sync commits; the guard keeps the
                 norms of the last commits there, under "peer_norms".
             peers: before anything is averaged.
+            faulty: this worker's message proved bad in an earlier attempt at this sync (`NotFinite`).
         """
         history: list[float] = state.get("peer_norms", [])
-        reports = _gather(_report(own, version, history), peers)
+        report = _report(own, version, history)
+        reports = _gather(replace(report, norm=math.nan) if faulty else report, peers)
         strangers = _strangers(reports)
         if strangers:
             return Screened(own, peers.weights, {}, strangers)
@@ -105,7 +107,7 @@ def judge(reports: list[Report], weights: list[float], max_norm_factor: float) -
     left_out = {}
     for rank, report in enumerate(reports):
         if not math.isfinite(report.norm):
-            left_out[rank] = "its pseudo-gradient is not finite"
+            left_out[rank] = "its contribution is not finite"
         elif report.version != version:
             left_out[rank] = f"it is at version {report.version}, the others at {version}"
         elif report.norm > max_norm_factor * typical:
@@ -114,13 +116,13 @@ def judge(reports: list[Report], weights: list[float], max_norm_factor: float) -
 
 
 def describe(left_out: dict[int, str]) -> str:
-    """One line: "worker 1: its pseudo-gradient is not finite; worker 3: ..."."""
+    """One line: "worker 1: its contribution is not finite; worker 3: ..."."""
     return "; ".join(f"worker {rank}: {reason}" for rank, reason in left_out.items())
 
 
 def _report(own: Tensors, version: int, history: list[float]) -> Report:
     norms = torch._foreach_norm(own) if own else []  # float32: what is too large to be squared in it counts as infinite
-    norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+    norm = float(torch.linalg.vector_norm(torch.stack(list(norms)))) if norms else 0.0
     shapes = str([tuple(tensor.shape) for tensor in own]).encode()
     layout = int.from_bytes(hashlib.blake2b(shapes, digest_size=8).digest(), "little", signed=True)
     typical = median_low(history) if history else math.nan
