@@ -132,4 +132,5 @@ class Hostile:
             channel = Channel.answer(connection, TOKEN, lambda: 30.0)
             channel.receive(4096)
             self._script(channel)
-            connection.recv(1)  # until the joiner hangs up
+            while connection.recv(4096):
+                pass  # until the joiner hangs up

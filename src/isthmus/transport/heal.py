@@ -119,7 +119,8 @@ class _Donor:
         except TransportError as error:
             self._download.drop(self._name, str(error))
         except TimeoutError:
-            self._download.drop(self._name, f"nothing came for {self._terms.progress_seconds:g} s")
+            if time.monotonic() < self._terms.deadline:  # otherwise it is no fault of the donor
+                self._download.drop(self._name, f"nothing came for {self._terms.progress_seconds:g} s")
         except OSError as error:
             self._download.drop(self._name, error.strerror or str(error))
 
