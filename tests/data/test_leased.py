@@ -188,6 +188,19 @@ def test_rewind_reads_again_from_the_last_commit():
     assert read(a, 2) == first
 
 
+def test_a_sync_that_lands_after_its_pseudo_gradient_was_dropped_voids_what_was_read_again():
+    run = Run()
+    a = run.stream("a")
+    run.sync(a)
+    first = read(a, 2)
+    claim = a.claim(4)
+    a.rewind()
+    assert read(a, 2) == first
+    run.ledger = run.ledger.commit({"a": claim}, ["a"])
+    assert a.rebase(run.ledger) == 6
+    assert read(a, 1) == [6, 7, 8]
+
+
 @pytest.mark.parametrize("in_flight", [False, True])
 def test_identity_37_a_restored_position_goes_on_bitwise(in_flight):
     """At every batch of some rounds; also where a sync was in flight when it was saved, and landed since."""
@@ -195,6 +208,7 @@ def test_identity_37_a_restored_position_goes_on_bitwise(in_flight):
     a = run.stream("a", 4)
     run.sync(a)
     for _ in range(12):
+        read(a, 1)
         claim = a.claim(4)
         read(a, 1)
         restored = LeasedStream(run.samples, "a", 4)
@@ -204,9 +218,11 @@ def test_identity_37_a_restored_position_goes_on_bitwise(in_flight):
         for stream in (a, restored):
             assert stream.rebase(run.ledger) == 0
         assert restored.state_dict() == a.state_dict()
+        assert restored.uncommitted == (4 if in_flight else 8)
         expected = read(restored, 1)
         assert read(a, 1) == expected
         run.sync(a)
+        assert a.state_dict()["captured"] == []  # only what may still be committed is kept
 
 
 def corpus_of(num_tokens: int, sequence_length: int = 4) -> TokenCorpus:

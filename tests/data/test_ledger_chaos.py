@@ -17,7 +17,7 @@ BATCH_SIZES = {"a": 1, "b": 2, "c": 3, "d": 5, "e": 7}
 
 
 def through_json(state: dict[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps(state))
+    return json.loads(json.dumps(state, sort_keys=True))
 
 
 @dataclass
