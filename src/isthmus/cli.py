@@ -16,6 +16,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from isthmus.train.record import Record
 
+
 # Commands import their parts themselves: torch takes seconds, and `--help` needs none of it.
 
 app = typer.Typer(
@@ -112,6 +113,22 @@ def show(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = 
     for part, path in import_paths(loaded).items():
         table.add_row(part, path)
     console.print(table)
+
+
+@app.command()
+def lighthouse(
+    bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")] = "0.0.0.0:29510",
+    host: Annotated[
+        str | None,
+        typer.Option(help="How the workers reach this machine.", show_default="its address on the way to the internet"),
+    ] = None,
+    min_workers: Annotated[int, typer.Option(min=1, help="With fewer nobody meets.")] = 1,
+    grace_seconds: Annotated[float, typer.Option(min=0, help="How long the first wait for those still alive.")] = 10,
+) -> None:
+    """Start a lighthouse, where the workers of an elastic run find one another (torchft)."""
+    from isthmus.transport.torchft_lighthouse import serve_lighthouse
+
+    serve_lighthouse(bind, min_workers, grace_seconds, host)
 
 
 def _report(record: Record, console: Console) -> None:

@@ -1,10 +1,11 @@
 """Real processes for the tests: torch is imported once, then every worker is a fork that ends as Python ends.
 
-As a module: `Zygote().run(scenario, num_workers, **arguments)` runs `transport_scenarios.<scenario>(rank, ...)`.
-As a script: the process that forks.
+As a module: `Zygote().run(scenario, num_workers, **arguments)` runs `transport_scenarios.<scenario>(rank, ...)`, or
+those of another module. As a script: the process that forks.
 """
 
 import gc
+import importlib
 import json
 import os
 import signal
@@ -29,9 +30,9 @@ class Ended:
 
 
 class Zygote:
-    def __init__(self) -> None:
+    def __init__(self, scenarios: str = "transport_scenarios") -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, scenarios], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def run(
@@ -60,8 +61,8 @@ def free_port() -> int:
 
 def _serve() -> None:
     import torch
-    import transport_scenarios  # noqa: F401 (imported once, for all forks)
 
+    importlib.import_module(sys.argv[1])  # once, for all forks
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # or every fork would copy all of torch's objects when it ends
@@ -105,11 +106,10 @@ def _stopped(pid: int) -> bool:
 
 
 def _work(request: dict, rank: int, write: int) -> None:
-    import transport_scenarios
-
+    scenarios = importlib.import_module(sys.argv[1])
     outcome: dict[str, Any] = {"result": None, "error": ""}
     try:
-        outcome["result"] = result = getattr(transport_scenarios, request["scenario"])(rank, **request["args"])
+        outcome["result"] = result = getattr(scenarios, request["scenario"])(rank, **request["args"])
         if isinstance(result, dict) and "exit_code" in result:
             sys.exit(result["exit_code"])
     except SystemExit:

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
@@ -60,9 +61,17 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="isthmus-heartbeat", daemon=True)
         self._beat()
 
-    def start(self, hosts: list[str]) -> None:
-        """Begin to listen, once all workers, on these hosts, have made their heartbeats."""
-        self._names = [f"{name} (host {host})" for name, host in zip(self._names, hosts, strict=True)]
+    def wait_for_all(self, timeout_seconds: float) -> list[int]:
+        """Wait until all workers have made their heartbeats; returns those that have not."""
+        try:
+            self._store.wait(self._keys, timedelta(seconds=timeout_seconds))
+        except RuntimeError:
+            return [rank for rank, key in enumerate(self._keys) if not self._store.check([key])]
+        return []
+
+    def start(self, names: list[str]) -> None:
+        """Begin to listen, once all workers, known to people by these names, have made their heartbeats."""
+        self._names = names
         self._thread.start()
 
     def look(self, patience_rounds: int) -> Verdict | None:

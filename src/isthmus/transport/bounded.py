@@ -1,0 +1,60 @@
+"""Calls into foreign code that may hang, bounded in time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+class NoAnswer(RuntimeError):
+    """The time was over, or `BoundedCalls.cancel` was called."""
+
+
+class BoundedCalls:
+    """Makes each call on a thread of its own, which is left behind when the time is over.
+
+    The clients of torch's stores and of the lighthouse cannot be interrupted, and some of their answers have no
+    timeout: a stopped process at the other end would hold them for ever.
+    """
+
+    def __init__(self) -> None:
+        self._cancelled = False
+        self._pending: Future[Any] = Future()
+
+    def within(self, seconds: float, call: Callable[[], Result]) -> Result:
+        """The result or the exception of a call.
+
+        Raises:
+            NoAnswer: it takes longer.
+        """
+        self._pending = future = Future[Result]()
+        if self._cancelled:
+            self.cancel()
+        threading.Thread(target=_run, args=(future, call), name="isthmus-call", daemon=True).start()
+        try:
+            return future.result(seconds)
+        except TimeoutError:
+            if future.done():
+                raise  # the call's own
+            raise NoAnswer(f"no answer within {seconds:g} s") from None
+        finally:
+            self._pending = Future()  # or the result would live until the next call
+
+    def cancel(self) -> None:
+        """End the call under way and all later ones; from any thread."""
+        self._cancelled = True
+        with suppress(InvalidStateError):
+            self._pending.set_exception(NoAnswer("this worker has left"))
+
+
+def _run(future: Future[Result], call: Callable[[], Result]) -> None:
+    with suppress(InvalidStateError):  # cancelled
+        try:
+            future.set_result(call())
+        except Exception as error:
+            future.set_exception(error)

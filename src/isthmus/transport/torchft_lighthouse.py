@@ -1,0 +1,211 @@
+"""torchft's lighthouse: the server, and a worker's line to it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+from isthmus.core.types import UserError
+from isthmus.transport.base import TransportError
+from isthmus.transport.bounded import BoundedCalls, NoAnswer
+
+_BEAT_SECONDS = 1.0
+_ATTEMPT_SECONDS = 2.0  # one attempt at a connection: Ctrl-C works between two
+_SPARE_SECONDS = 5.0  # for the way to the lighthouse and back
+
+
+@contextmanager
+def lighthouse(
+    bind: str = "0.0.0.0:0", min_workers: int = 1, grace_seconds: float = 10.0, dead_seconds: float = 5.0
+) -> Iterator[int]:
+    """A lighthouse in this process, for as long as the context lasts.
+
+    Args:
+        bind: host:port to listen on; port 0 takes a free one.
+        min_workers: with fewer nobody meets.
+        grace_seconds: how long those who came first wait for the others that are alive.
+        dead_seconds: without a heartbeat for so long a worker does not count as alive.
+
+    Yields:
+        Its port.
+
+    Raises:
+        UserError: the port is in use, or `bind` is no address of this machine.
+    """
+    host, port = split_address(bind)
+    try:
+        server = import_torchft().LighthouseServer(
+            bind=join_address(host, port),
+            min_replicas=min_workers,
+            join_timeout_ms=int(1000 * grace_seconds),
+            heartbeat_timeout_ms=int(1000 * dead_seconds),
+        )
+    except RuntimeError as error:
+        if "in use" in str(error):
+            raise UserError(f"port {port} is in use on this machine: give the lighthouse a free one") from error
+        raise UserError(f"a lighthouse cannot listen on {bind}: {error}") from error
+    try:
+        yield int(server.address().rsplit(":", 1)[1])
+    finally:
+        server.shutdown()
+
+
+def serve_lighthouse(bind: str, min_workers: int = 1, grace_seconds: float = 10.0, host: str | None = None) -> None:
+    """Run a lighthouse until Ctrl-C or SIGTERM, and say what the workers need.
+
+    Args:
+        bind: host:port to listen on.
+        min_workers: with fewer nobody meets.
+        grace_seconds: how long those who came first wait for the others that are alive.
+        host: how the workers reach this machine; default: the address of its way to the internet.
+
+    Raises:
+        UserError: see `lighthouse`.
+    """
+    signals = {signal.SIGINT, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # also for the server's threads
+    try:
+        with lighthouse(bind, min_workers, grace_seconds) as port:
+            address = join_address(host or own_address("192.0.2.1"), port)
+            print(f"lighthouse: workers join it with --set outer.transport.lighthouse={address}")
+            print(f"            http://{address}/ shows who is there; Ctrl-C ends it", flush=True)
+            signal.sigwait(signals)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class LighthouseLine:
+    """A worker's line to the lighthouse; it comes back by itself when the lighthouse does.
+
+    Args:
+        address: host:port.
+        name: of this worker.
+    """
+
+    def __init__(self, address: str, name: str) -> None:
+        self.address, self.name = address, name
+        self.counts = True  # whether the others are to wait for this worker
+        self._client: Any = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="isthmus-lighthouse", daemon=True)
+
+    def connect(self, seconds: float) -> None:
+        """Connect and begin to beat.
+
+        Raises:
+            UserError: there is no lighthouse.
+        """
+        split_address(self.address)
+        client_class = import_torchft().LighthouseClient
+        deadline = time.monotonic() + seconds
+        while self._client is None:
+            try:
+                client = client_class(f"http://{self.address}", timedelta(seconds=_ATTEMPT_SECONDS))
+                client.heartbeat(self.name, timedelta(seconds=_ATTEMPT_SECONDS))
+                self._client = client
+            except (RuntimeError, TimeoutError) as error:
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        f"no lighthouse answered at {self.address} for {seconds:g} s: is `isthmus lighthouse` running "
+                        f"there, and can this machine reach that port? ({_readable(error)})"
+                    ) from error
+                time.sleep(0.1)
+        self._thread.start()
+
+    def ask(self, calls: BoundedCalls, seconds: float, store_address: str, data: dict[str, Any]) -> Any:
+        """Wait for a quorum with this worker in it; a `torchft._torchft.Quorum`.
+
+        Raises:
+            TransportError: none was formed in time, or the lighthouse does not answer.
+        """
+        client, timeout = self._client, timedelta(seconds=seconds)
+        if client is None:
+            raise TransportError("this worker has not connected, or has left")
+        try:
+            return calls.within(
+                seconds + _SPARE_SECONDS,
+                lambda: client.quorum(self.name, timeout, store_address=store_address, data=data),
+            )
+        except TimeoutError as error:
+            raise TransportError(
+                f"no meeting within {seconds:.1f} s: too few came, of the workers that the lighthouse at "
+                f"{self.address} regards as alive"
+            ) from error
+        except RuntimeError as error:
+            if isinstance(error, NoAnswer):
+                raise TransportError(f"the lighthouse at {self.address}: {error}") from error
+            raise TransportError(f"the lighthouse at {self.address} does not answer ({_readable(error)})") from error
+
+    def close(self) -> None:
+        """Stop to beat: the lighthouse forgets this worker within its `dead_seconds`."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(_ATTEMPT_SECONDS)
+        self._client = None  # its threads end with it
+
+    def _beat(self) -> None:
+        while not self._closed.wait(_BEAT_SECONDS):
+            if self.counts:
+                with suppress(RuntimeError, TimeoutError):  # a lighthouse that is away may come back
+                    self._client.heartbeat(self.name, timedelta(seconds=_ATTEMPT_SECONDS))
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """'host:port', an IPv6 host in brackets, as host and port.
+
+    Raises:
+        UserError: it is none.
+    """
+    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:/\[\]]+)):(\d{1,5})", address)
+    if match is None or int(match[3]) > 65535:
+        raise UserError(f"{address!r} is no address: write host:port, say 10.0.0.5:29510")
+    return match[1] or match[2], int(match[3])
+
+
+def join_address(host: str, port: int) -> str:
+    """The inverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def own_address(towards: str) -> str:
+    """This machine's address on its way to another; loopback where there is no way. Nothing is sent."""
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+
+
+def import_torchft() -> Any:
+    """The wheel, imported when it is needed, and quiet: it would log every request to standard error.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    before = os.environ.get("RUST_LOG")
+    os.environ.setdefault("RUST_LOG", "error")
+    try:
+        import torchft._torchft  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise UserError(f"torchft is not installed: pip install 'isthmus[elastic]' ({error})") from error
+    finally:
+        if before is None:
+            del os.environ["RUST_LOG"]
+    return torchft._torchft
+
+
+def _readable(error: Exception) -> str:
+    """The part of a message of torchft that people can read."""
+    text = str(error)
+    match = re.search(r'message: "([^"]*)"', text) or re.search(r"transport error: ([^:]*(?:: [^:]*)?)", text)
+    return match[1] if match else text.split("\n")[0]

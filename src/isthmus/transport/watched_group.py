@@ -1,0 +1,218 @@
+"""A process group under watch: what transports over torch.distributed have in common."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from isthmus.transport.base import PeerLost, TransportError
+from isthmus.transport.heartbeat import Heartbeat, Verdict
+from isthmus.transport.peers import BufferPeers
+from isthmus.transport.rendezvous import first_line
+
+Backend = Literal["gloo", "nccl"]
+
+_CONFIRM_ROUNDS = 4  # heartbeats missed after a connection broke until their owner counts as dead
+_NOT_JOINED = "this worker has not joined, or has left"
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
+
+
+Abandon = Callable[[dist.ProcessGroup, dist.Work | None], None]  # a group, and what is stuck in it
+
+
+def keep_for_ever(group: dist.ProcessGroup, stuck: dist.Work | None) -> None:
+    """Let go of a broken group in a process that ends soon.
+
+    gloo cannot abort: freeing the group would wait until the stuck collective times out.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+class Leftovers:
+    """Lets go of broken groups in a process that goes on: each is freed once what is stuck in it has timed out."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[dist.ProcessGroup, dist.Work | None]] = []
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, group: dist.ProcessGroup, stuck: dist.Work | None) -> None:
+        """Take over a group; it does not hold up the end of the program."""
+        keep_for_ever(group, stuck)
+        self._kept.append((group, stuck))
+
+    def free(self) -> None:
+        """Free those in which nothing is stuck any more."""
+        done = [(group, stuck) for group, stuck in self._kept if stuck is None or stuck.is_completed()]
+        self._kept = [pair for pair in self._kept if pair not in done]
+        for group, _ in done:
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(group))
+
+
+class WatchedGroup:
+    """Collectives, each with an eye on the others' heartbeats, and none longer than the sync budget.
+
+    Args:
+        heartbeat: of the members, in rank order.
+        sync_budget_seconds: bound on one collective.
+        patience_seconds: how long a member may be silent.
+        backend: of the group.
+        abandon: what becomes of the group when a member is lost.
+    """
+
+    def __init__(
+        self,
+        heartbeat: Heartbeat,
+        sync_budget_seconds: float,
+        patience_seconds: float,
+        backend: Backend,
+        abandon: Abandon,
+    ) -> None:
+        self.lost: Verdict | None = None
+        self._heartbeat = heartbeat
+        self._sync_budget_seconds = sync_budget_seconds
+        self._interval = heartbeat.interval_seconds
+        self._patience_rounds = int(patience_seconds / self._interval)
+        self._backend = backend
+        self._abandon = abandon
+        self._group: dist.ProcessGroup | None = None
+
+    def connect(self, make: Callable[[], dist.ProcessGroup]) -> None:
+        """Make the group, with everybody.
+
+        Raises:
+            PeerLost: that failed.
+        """
+        try:
+            self._group = make()
+        except RuntimeError as error:
+            raise self._give_up("joining", self._find_culprit(error)) from error
+
+    def run(self, what: str, start: Callable[[dist.ProcessGroup], dist.Work | None]) -> None:
+        """Start a collective and wait for it.
+
+        Raises:
+            PeerLost: somebody did not answer within the sync budget, now or in an earlier call.
+        """
+        if self.lost is not None:
+            raise PeerLost(self.lost.ranks, self.lost.reason)
+        if self._group is None:
+            raise TransportError(f"{what}: {_NOT_JOINED}")
+        self._heartbeat.collectives += 1
+        deadline = time.monotonic() + self._sync_budget_seconds
+        work = None
+        try:
+            work = start(self._group)
+            assert work is not None
+            while not self._done(work):
+                verdict = self._heartbeat.look(self._patience_rounds)
+                if verdict is None and time.monotonic() > deadline:
+                    verdict = self._out_of_time()
+                if verdict is not None:
+                    raise self._give_up(what, verdict, work)
+        except RuntimeError as error:
+            raise self._give_up(what, self._find_culprit(error), work) from error
+
+    def close(self, free: Callable[[dist.ProcessGroup], None], linger_seconds: float) -> None:
+        """Let go of the group and say goodbye.
+
+        Args:
+            free: what else to do with a group in which nothing is stuck.
+            linger_seconds: how long the holder of the heartbeats' store waits for the others to leave.
+        """
+        group, self._group = self._group, None
+        if group is not None:
+            free(group)
+        self._heartbeat.leave(linger_seconds)
+
+    def _done(self, work: dist.Work) -> bool:
+        """Wait for a collective, at most one heartbeat interval."""
+        if self._backend == "nccl":  # its own wait would abort the group when the time is over
+            end = time.monotonic() + self._interval
+            while not work.is_completed() and time.monotonic() < end:
+                time.sleep(0.002)
+            return work.is_completed() and work.wait()
+        try:
+            return work.wait(timedelta(seconds=self._interval))
+        except RuntimeError:  # it failed, or the interval is over (and it may have completed since)
+            return work.is_completed() and work.wait()
+
+    def _out_of_time(self) -> Verdict:
+        verdict = (
+            self._heartbeat.look(_CONFIRM_ROUNDS)
+            or self._heartbeat.late()
+            or Verdict([], "though all are alive and take part")
+        )
+        advice = "if this is their usual pace, raise sync_budget_seconds or send less"
+        return Verdict(verdict.ranks, f"not done in {self._sync_budget_seconds:g} s, {verdict.reason}; {advice}")
+
+    def _find_culprit(self, error: RuntimeError) -> Verdict:
+        """A connection broke; give the heart that stopped a few beats to show."""
+        for _ in range(2 * _CONFIRM_ROUNDS):
+            time.sleep(self._interval)
+            verdict = self._heartbeat.look(_CONFIRM_ROUNDS)
+            if verdict is not None:
+                return Verdict(verdict.ranks, f"{verdict.reason} ({first_line(error)})")
+        return self._heartbeat.late() or Verdict([], f"a connection broke, though all are alive ({first_line(error)})")
+
+    def _give_up(self, what: str, verdict: Verdict, stuck: dist.Work | None = None) -> PeerLost:
+        """Remember the loss, tell the others, and let go of the stuck collective."""
+        self.lost = Verdict(verdict.ranks, f"{what} failed: {verdict.reason}")
+        self._heartbeat.give_up(verdict.ranks)
+        group, self._group = self._group, None
+        if group is not None:
+            self._abandon(group, stuck)
+            group.abort()
+        return PeerLost(self.lost.ranks, self.lost.reason)
+
+
+class GroupPeers(BufferPeers):
+    """The members of one group; one that is alone needs none.
+
+    Args:
+        group: whose collectives move the bytes.
+        rank: this worker among them.
+        weights: everybody's.
+        name: of the sync, for messages.
+        device: where the group's backend wants its buffers.
+    """
+
+    def __init__(
+        self, group: WatchedGroup | None, rank: int, weights: list[float], name: str, device: str = "cpu"
+    ) -> None:
+        super().__init__(rank, weights)
+        self._group, self._name, self._device = group, name, torch.device(device)
+
+    def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
+        total = buffer.to(self._device)
+        self._run("mean", lambda group: dist.all_reduce(total, group=group, async_op=True))
+        return total.to(buffer.device)
+
+    def _all_gather(self, buffer: torch.Tensor) -> torch.Tensor:
+        own = buffer.to(self._device)
+        result = own.new_empty(self.size * len(own))
+        self._run("gather", lambda group: _all_gather(result, own, group=group, async_op=True))
+        return result.to(buffer.device)
+
+    def _all_to_all(self, buffer: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        parts = buffer.to(self._device)
+        received = [sizes[self.rank]] * self.size
+        result = parts.new_empty(sum(received))
+        self._run(
+            "exchange",
+            lambda group: dist.all_to_all_single(result, parts, received, sizes, group=group, async_op=True),
+        )
+        return result.to(buffer.device)
+
+    def _run(self, kind: str, start: Callable[[dist.ProcessGroup], dist.Work | None]) -> None:
+        what = f"{kind} of {self._name}"
+        if self._group is None:
+            raise TransportError(f"{what}: {_NOT_JOINED}")
+        self._group.run(what, start)

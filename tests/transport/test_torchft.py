@@ -1,0 +1,321 @@
+"""The real lighthouse; workers are threads where that is enough, else real processes."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from transport_contract import CHECKS
+from transport_zygote import Zygote, free_port
+
+from isthmus.core import UserError
+from isthmus.transport import TransportError
+from isthmus.transport.torchft import TorchFT
+from isthmus.transport.torchft_lighthouse import join_address, lighthouse, own_address, split_address
+
+BUDGET = 6.0
+
+
+@pytest.fixture(scope="module")
+def zygote():
+    zygote = Zygote("torchft_scenarios")
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture
+def address():
+    with lighthouse("127.0.0.1:0", dead_seconds=3) as port:
+        yield f"127.0.0.1:{port}"
+
+
+@pytest.fixture
+def worker(address):
+    """Makes connected workers, and sees them off."""
+    workers = []
+
+    def connect(name, budget=BUDGET):
+        workers.append(TorchFT(address, name, budget))
+        workers[-1].connect()
+        return workers[-1]
+
+    yield connect
+    for each in workers:
+        each.leave()
+
+
+def together(*calls):
+    """Results of calls made at the same time."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+def meet(*workers, wait_seconds=20):
+    return together(*(lambda each=each: each.meet({"name": each.name}, wait_seconds) for each in workers))
+
+
+def gather(meeting, *workers, weights=None):
+    names = sorted(each.name for each in workers)
+    weights = weights or [1 / len(names)] * len(names)
+    return together(*(lambda each=each: each.gather_around(meeting, names, weights) for each in workers))
+
+
+def results(ended):
+    assert [each.code for each in ended] == [0] * len(ended), ended
+    return [each.result for each in ended]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_contract_of_transports(zygote, size):
+    with lighthouse("127.0.0.1:0", min_workers=size) as port:
+        ended = zygote.run("contract", size, size=size, lighthouse=f"127.0.0.1:{port}")
+    for rank, outcomes in enumerate(results(ended)):
+        failures = [f"worker {rank}: {check}: {outcomes[check]}" for check in CHECKS if outcomes[check]]
+        assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize(("victim", "how"), [(0, "SIGKILL"), (2, "SIGKILL"), (0, "SIGSTOP"), (1, "SIGSTOP")])
+def test_a_worker_lost_in_a_reduction_is_named_and_the_others_go_on_until_it_is_back(zygote, tmp_path, victim, how):
+    with lighthouse("127.0.0.1:0", min_workers=2, grace_seconds=2, dead_seconds=3) as port:
+        ended = zygote.run(
+            "lose_a_worker",
+            4,
+            within_seconds=60,
+            victim=victim,
+            how=how,
+            lighthouse=f"127.0.0.1:{port}",
+            budget=BUDGET,
+            folder=str(tmp_path),
+        )
+    struck = float((tmp_path / "struck").read_text())
+    survivors = [rank for rank in range(3) if rank != victim]
+    for rank in survivors:
+        log = ended[rank].result["log"]
+        assert ended[rank].code == 0
+        first = next(i for i, entry in enumerate(log) if entry[0] == "refused")
+        _, message, seen = log[first]
+        assert f"worker w{victim}" in message
+        assert "\n" not in message
+        assert seen - struck < (4 if how == "SIGKILL" else BUDGET)
+        after = [entry[1] for entry in log[first + 1 :] if entry[0] == "sync"]
+        assert after[0] == [f"w{r}" for r in survivors], "the survivors go on"
+        assert after[-1] == ["w0", "w1", "w2"], "and the lost one comes back"
+        assert ended[rank].ended_at - ended[rank].result["ended_at"] < BUDGET, "nothing must hold up the exit"
+
+
+def test_who_dies_while_it_waits_is_not_met(zygote, tmp_path):
+    with lighthouse("127.0.0.1:0", min_workers=2, grace_seconds=30, dead_seconds=3) as port:
+        ended = zygote.run("die_while_waiting", 3, lighthouse=f"127.0.0.1:{port}", folder=str(tmp_path))
+    assert [each.code for each in ended] == [0, -signal.SIGKILL, 0], ended
+    assert ended[0].result == ended[2].result == [["w0", "w2"], 1.0]
+
+
+def test_meetings_are_equal_and_no_two_have_one_id(worker):
+    a, b = worker("a"), worker("b")
+    meetings = [meet(a, b) for _ in range(3)]
+    for one, other in meetings:
+        assert one == other
+        assert one.cards == {"a": {"name": "a"}, "b": {"name": "b"}}
+    assert len({one.id for one, _ in meetings}) == 3
+
+
+def test_a_worker_alone(worker):
+    a = worker("a")
+    meeting = a.meet({"version": 3}, 5)
+    assert meeting.cards == {"a": {"version": 3}}
+    peers = a.gather_around(meeting, ["a"], [1.0])
+    assert peers.mean([torch.ones(2)])[0].tolist() == [1.0, 1.0]
+
+
+def test_a_group_is_kept_while_its_members_are_the_same(worker):
+    a, b, c = worker("a"), worker("b"), worker("c")
+    groups = []
+    for members in [(a, b, c), (a, b, c), (a, c), (a, b, c)]:
+        meeting = meet(a, b, c)[0]
+        peers = gather(meeting, *members)
+        means = together(*(lambda p=p: p.mean([torch.tensor([float(p.rank)])])[0].item() for p in peers))
+        assert means == [(len(members) - 1) / 2] * len(members)
+        groups.append(a._group)
+    assert groups[0] is groups[1]
+    assert len({id(group) for group in groups}) == 3
+
+
+def test_weights_of_a_meeting(worker):
+    a, b = worker("a"), worker("b")
+    peers = gather(meet(a, b)[0], a, b, weights=[0.0, 1.0])
+    values = [torch.tensor([float("nan")]), torch.tensor([5.0])]
+    means = together(*(lambda p=p, v=v: p.mean([v])[0].item() for p, v in zip(peers, values, strict=True)))
+    assert means == [5.0, 5.0]
+
+
+def test_stragglers_have_their_grace_and_come_to_the_next_meeting():
+    with lighthouse("127.0.0.1:0", grace_seconds=1) as port:
+        a, b, late = workers = [TorchFT(f"127.0.0.1:{port}", name, BUDGET) for name in ("a", "b", "late")]
+        for each in workers:
+            each.connect()
+        start = time.monotonic()
+        assert list(meet(a, b)[0].cards) == ["a", "b"]
+        assert 1 <= time.monotonic() - start < 3
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(late.meet, {}, 20)
+            while True:
+                meeting = meet(a, b)[0]
+                if len(meeting.cards) == 3:
+                    break
+            assert waiting.result().id == meeting.id
+        for each in workers:
+            each.leave()
+
+
+def test_half_of_the_living_do_not_meet(worker):
+    a, _ = worker("a"), worker("b")
+    with pytest.raises(TransportError, match=r"no meeting within 0.5 s: too few came, of the workers that the"):
+        a.meet({}, 0.5)
+
+
+def test_who_takes_no_part_is_not_waited_for(worker):
+    a, b = worker("a"), worker("b")
+    meeting = meet(a, b)[0]  # b finds that it has to catch up, which takes longer than the lighthouse's patience
+    a.gather_around(meeting, ["a"], [1.0])
+    assert list(a.meet({}, 10).cards) == ["a"]
+    assert list(meet(a, b)[0].cards) == ["a", "b"]
+
+
+def test_who_left_is_not_waited_for(worker):
+    a, b = worker("a"), worker("b")
+    gather(meet(a, b)[0], a, b)
+    b.leave()
+    b.leave()
+    assert list(a.meet({}, 10).cards) == ["a"]
+
+
+def test_leave_ends_a_wait(worker):
+    a, _ = worker("a"), worker("b")
+    threading.Timer(0.3, a.leave).start()
+    start = time.monotonic()
+    with pytest.raises(TransportError, match="this worker has left"):
+        a.meet({}, 20)
+    assert time.monotonic() - start < 5
+
+
+def test_who_met_but_does_not_come_to_the_sync_is_named(worker):
+    a, b = worker("a"), worker("b")
+    meeting = meet(a, b)[0]
+    with pytest.raises(TransportError, match="worker b met the others, but did not come to the sync"):
+        a.gather_around(meeting, ["a", "b"], [0.5, 0.5])
+
+
+def test_what_is_stuck_is_freed_when_it_has_timed_out(worker):
+    a, b = worker("a", budget=1.0), worker("b", budget=1.0)
+    peers = gather(meet(a, b)[0], a, b)[0]
+    start = time.monotonic()
+    with pytest.raises(TransportError, match="worker b did not come, though alive"):
+        peers.mean([torch.zeros(10)])
+    assert len(a._leftovers) == 1
+    a._leftovers.free()
+    assert len(a._leftovers) == 1, "freeing it now would block"
+    while time.monotonic() < start + 10 and len(a._leftovers):
+        a._leftovers.free()
+    assert 1.9 < time.monotonic() - start < 6
+    one, other = gather(meet(a, b)[0], a, b)
+    assert together(lambda: one.gather([]), lambda: other.gather([])) == [[[], []]] * 2
+
+
+def test_twenty_failed_syncs_leave_nothing_behind(worker):
+    a = worker("a", budget=1.0)
+    counts = []
+    for _ in range(20):
+        b = worker("b", budget=1.0)
+        peers = gather(meet(a, b)[0], a, b)[0]
+        b.leave()
+        with pytest.raises(TransportError, match="worker b"):
+            peers.mean([torch.zeros(10)])
+        counts.append((len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))))
+    assert max(counts[10:]) <= max(counts[:10])
+
+
+def test_two_processes_of_one_name(worker):
+    one, other, third = worker("a"), worker("a"), worker("b")
+    with ThreadPoolExecutor(2) as pool:
+        twins = [pool.submit(one.meet, {}, 5), pool.submit(other.meet, {}, 5)]
+        while not any(twin.done() and twin.exception() for twin in twins):
+            third.meet({}, 5)
+            twins = [pool.submit(one.meet, {}, 5) if twin.done() and not twin.exception() else twin for twin in twins]
+        messages = [str(twin.exception()) for twin in twins if twin.done() and twin.exception()]
+    assert re.fullmatch(r"another process, at 127.0.0.1:\d+, calls itself a too", messages[0])
+
+
+def test_no_lighthouse():
+    port = free_port()
+    with pytest.raises(UserError, match=f"no lighthouse answered at 127.0.0.1:{port} for 0.5 s: is `isthmus lightho"):
+        TorchFT(f"127.0.0.1:{port}", "a", 0.5).connect()
+
+
+@pytest.mark.parametrize("address", ["nonsense", "http://10.0.0.5:29510", "10.0.0.5", "10.0.0.5:99999", "::1:29510"])
+def test_no_address(address):
+    with pytest.raises(UserError, match="is no address: write host:port, say 10.0.0.5:29510"):
+        TorchFT(address, "a").connect()
+
+
+def test_host_of_another_machine(address):
+    with pytest.raises(UserError, match="203.0.113.7 is no address of this machine"):
+        TorchFT(address, "a", host="203.0.113.7").connect()
+
+
+@pytest.mark.parametrize("address", ["10.0.0.5:29510", "a-host:1", "[::1]:29510"])
+def test_addresses(address):
+    assert join_address(*split_address(address)) == address
+
+
+def test_own_address():
+    assert own_address("127.0.0.1") == "127.0.0.1"
+    assert own_address("no-such-host.invalid") == "127.0.0.1"
+
+
+def start_lighthouse(port):
+    command = [sys.executable, "-m", "isthmus", "lighthouse", "--bind", f"127.0.0.1:{port}", "--host", "127.0.0.1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return process, process.stdout.readline()
+
+
+def test_a_lighthouse_that_dies_and_returns():
+    port = free_port()
+    process, line = start_lighthouse(port)
+    assert line.endswith(f"--set outer.transport.lighthouse=127.0.0.1:{port}\n")
+    a, b = TorchFT(f"127.0.0.1:{port}", "a", BUDGET), TorchFT(f"127.0.0.1:{port}", "b", BUDGET)
+    a.connect(), b.connect()
+    before = meet(a, b)[0]
+    gather(before, a, b)
+    process.kill()
+    process.communicate()
+    with pytest.raises(TransportError, match=f"the lighthouse at 127.0.0.1:{port} does not answer"):
+        meet(a, b)
+    process, _ = start_lighthouse(port)
+    met_again = []
+    while not met_again:
+        try:
+            met_again = meet(a, b, wait_seconds=3)
+        except TransportError:
+            continue
+        if len(met_again[0].cards) < 2:
+            met_again = []  # one came before the lighthouse had heard of the other
+    assert met_again[0] == met_again[1]
+    peers = gather(met_again[0], a, b)
+    means = together(*(lambda p=p: p.mean([torch.tensor([float(p.rank)])])[0].item() for p in peers))
+    assert means == [0.5, 0.5]
+    a.leave(), b.leave()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=10)
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_a_port_in_use(address):
+    expected = r"port \d+ is in use on this machine: give the lighthouse a free one"
+    with pytest.raises(UserError, match=expected), lighthouse(address):
+        pass

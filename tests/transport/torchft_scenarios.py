@@ -1,0 +1,136 @@
+"""What the workers of test_torchft.py do in processes of their own; each returns something JSON can hold."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import torch
+from transport_contract import run_checks
+
+from isthmus.transport import TransportError
+from isthmus.transport.peers import vote
+from isthmus.transport.torchft import TorchFT
+from isthmus.transport.torchft_lighthouse import import_torchft
+
+import_torchft()  # once, for all forks
+
+
+class Everybody:
+    """A membership as a transport in which all take part alike: what the contract of transports can be tried on."""
+
+    def __init__(self, membership):
+        self.membership, self.num_workers = membership, 0
+        self.join = lambda replica: (self.membership.connect(), self.quorum(-1))
+        self.leave, self.now = membership.leave, time.monotonic
+        self.commit = lambda peers, ok, fingerprint=b"": vote(peers, ok, fingerprint)
+
+    def quorum(self, outer_step):
+        meeting = self.membership.meet({"outer_step": outer_step}, 20)
+        assert all(card == {"outer_step": outer_step} for card in meeting.cards.values())
+        self.num_workers = len(meeting.cards)
+        return everybody(self.membership, meeting)
+
+    def wait_until(self, seconds):
+        pass
+
+
+def everybody(membership, meeting):
+    names = list(meeting.cards)
+    return membership.gather_around(meeting, names, [1 / len(names)] * len(names))
+
+
+def contract(rank, size, lighthouse):
+    return run_checks(Everybody(TorchFT(lighthouse, f"w{rank}", 20)), rank, size)
+
+
+def lose_a_worker(rank, victim, how, lighthouse, budget, folder):
+    """Three workers sync for ever; one is killed or stopped in the middle of a reduction, and comes back.
+
+    Worker 3 takes the place and the name of the one that was killed. Everybody ends with the first sync of three that
+    follows the blow.
+    """
+    killed = how == "SIGKILL"
+    returned = rank == 3
+    if returned:
+        wait_for(lambda: (Path(folder) / "pid").exists())
+        if not killed:
+            return None
+        pid = int((Path(folder) / "pid").read_text())
+        wait_for(lambda: not alive(pid))
+        wait_for(lambda: len(list(Path(folder).glob("survivor*"))) == 2)
+    membership = TorchFT(lighthouse, f"w{victim if returned else rank}", budget)
+    membership.connect()
+    log, refused, syncs = [], returned, 0
+    while True:
+        try:
+            start = time.monotonic()
+            meeting = membership.meet({}, budget)
+            met = time.monotonic()
+            peers = everybody(membership, meeting)
+            gathered = time.monotonic()
+            if rank == victim and syncs == 2 and not refused:
+                lose_oneself(how, folder)
+            peers.mean([torch.zeros(2_000_000)])
+            agreed = vote(peers, peers.size == 3 and refused, b"")
+            syncs += 1
+            log.append(["sync", list(meeting.cards), met - start, gathered - met])
+            if peers.size == 2 and (Path(folder) / "struck").exists():
+                (Path(folder) / f"survivor{rank}").touch()
+        except TransportError as error:
+            refused = (Path(folder) / "struck").exists()
+            log.append(["refused", str(error), time.monotonic()])
+            continue
+        if agreed:
+            break
+    membership.leave()
+    return {"log": log, "ended_at": time.monotonic(), "threads": [thread.name for thread in threading.enumerate()]}
+
+
+def lose_oneself(how, folder):
+    own = os.getpid()
+
+    def strike():
+        (Path(folder) / "struck").write_text(str(time.monotonic()))
+        (Path(folder) / "pid").write_text(str(own))
+        os.kill(own, getattr(signal, how))
+
+    if how == "SIGSTOP" and os.fork() == 0:
+        wait_for(lambda: len(list(Path(folder).glob("survivor*"))) == 2)
+        os.kill(own, signal.SIGCONT)
+        os._exit(0)
+    threading.Timer(0.005, strike).start()
+    time.sleep(0.003)
+
+
+def die_while_waiting(rank, lighthouse, folder):
+    """Worker 1 is killed while it waits for worker 2 to come; the others meet all the same."""
+    membership = TorchFT(lighthouse, f"w{rank}", 6)
+    membership.connect()
+    (Path(folder) / f"connected{rank}").touch()
+    wait_for(lambda: len(list(Path(folder).glob("connected*"))) == 3)
+    if rank == 1:
+        (Path(folder) / "pid").write_text(str(os.getpid()))
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    if rank == 2:
+        wait_for(lambda: (Path(folder) / "pid").exists())
+        pid = int((Path(folder) / "pid").read_text())
+        wait_for(lambda: not alive(pid))
+    meeting = membership.meet({}, 20)
+    value = everybody(membership, meeting).mean([torch.tensor([float(rank)])])[0].item()
+    membership.leave()
+    return list(meeting.cards), value
+
+
+def wait_for(condition):
+    while not condition():
+        time.sleep(0.01)
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
