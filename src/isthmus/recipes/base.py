@@ -116,5 +116,5 @@ def outer_sgd(plan: Plan, local_steps: int, delayed: bool = False) -> Spec:
 
 
 def warm_start(plan: Plan) -> int:
-    """Inner steps of the synchronous warm start: an eighth of the run, at most 200 (docs/learning.md)."""
-    return min(plan.steps // 8, 200)
+    """Inner steps of the synchronous warm start: an eighth of the run, at most 400 (docs/learning.md)."""
+    return min(plan.steps // 8, 400)
