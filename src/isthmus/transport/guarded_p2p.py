@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from hivemind.p2p import P2P  # type: ignore[import-untyped]
+from hivemind.p2p import P2P, P2PDaemonError  # type: ignore[import-untyped]
 
 _MESSAGE_BYTES = 4 << 20  # of hivemind's own, at most
+_DIAL_SECONDS = 2.0
 
 
 class GuardedP2P(P2P):  # type: ignore[misc]
@@ -37,8 +38,12 @@ class GuardedP2P(P2P):  # type: ignore[misc]
         await self.add_stream_handler(name, bounded, balanced)
 
     async def call_binary_stream_handler(self, peer_id: Any, handler_name: str) -> Any:
-        """What hivemind uses; `open_stream` is the same without a limit."""
-        info, reader, writer = await super().call_binary_stream_handler(peer_id, handler_name)
+        """What hivemind uses; `open_stream` is the same without limits."""
+        try:
+            async with asyncio.timeout(_DIAL_SECONDS):
+                info, reader, writer = await super().call_binary_stream_handler(peer_id, handler_name)
+        except TimeoutError as error:
+            raise P2PDaemonError(f"{peer_id} cannot be reached") from error
         return info, _BoundedReader(reader), writer
 
     async def _add_protobuf_unary_handler(self, name: str, handler: Any, *rest: Any, **options: Any) -> None:

@@ -22,6 +22,7 @@ from isthmus.transport.presence import Presence
 from isthmus.transport.streams import Mesh, StreamPeers
 
 _HELLO_SECONDS = 5.0  # for a stream to say what it is for, and for this worker to come to the meeting it belongs to
+_GOODBYE_SECONDS = 3.0
 _MAX_WAITING = 256  # streams that have not said it yet
 
 
@@ -66,11 +67,13 @@ class Hivemind:
         self.sync_budget_seconds, self.grace_seconds = sync_budget_seconds, grace_seconds
         self._name, self._connect_seconds = name, connect_seconds
         self._run = f"isthmus-{hashlib.blake2b(run.encode(), digest_size=8).hexdigest()}"
+        self._protocol = f"{self._run}/{frames.PAYLOAD_BYTES}"
         self._node = Node(self.settings)
         self._presence = Presence(self._node, self._run, name)
         self._matchmaker = Matchmaker(self._node, self._presence, self._run, name)
         self._group: Group | None = None
         self._mesh: Mesh | None = None
+        self._keeping: asyncio.Future[None] | None = None
         self._woven = asyncio.Condition()
         self._waiting = 0  # streams that did not say what they are for, or came before this worker
 
@@ -88,7 +91,11 @@ class Hivemind:
         """Start the daemon, join the swarm, announce this worker; see `Membership.connect`."""
         self._node.start(self._connect_seconds)
         atexit.register(self.leave)
-        self._node.call(self._announce())
+        try:
+            self._node.call(self._announce())
+        except BaseException:
+            self.leave()
+            raise
 
     def addresses(self) -> list[str]:
         """Multiaddrs of this worker: initial peers for others."""
@@ -110,32 +117,32 @@ class Hivemind:
     def leave(self) -> None:
         """Say goodbye and end the daemon. A second call does nothing."""
         atexit.unregister(self.leave)
-        if self._node.peer_id:
-            with suppress(TransportError, TimeoutError):
-                self._node.call(asyncio.wait_for(self._say_goodbye(), _HELLO_SECONDS))
+        with suppress(TransportError, TimeoutError):
+            self._node.call(self._say_goodbye())
         self._node.stop()
 
     def _call(self, work: Coroutine[Any, Any, None]) -> None:
         self._node.call(work)
 
     async def _announce(self) -> None:
-        for peer_id, record in (await self._presence.present()).items():
-            if record.name == self._name and peer_id != self._node.peer_id and await self._node.answers(peer_id):
-                raise UserError(f"another worker calls itself {self._name} (peer {peer_id}): names must be unique")
-        self._keeping = asyncio.ensure_future(self._presence.keep())
+        double = await self._presence.find_double()
+        if double is not None:
+            raise UserError(f"another worker calls itself {self._name} (peer {double}): names must be unique")
         await self._matchmaker.start()
-        await self._node.answer(f"{self._run}/{frames.PAYLOAD_BYTES}", self._serve)
+        await self._node.answer(self._protocol, self._serve)
+        await self._presence.announce()
+        self._keeping = asyncio.ensure_future(self._presence.keep())
 
     async def _meet(self, card: Card, wait_seconds: float) -> Group:
         await self._unravel()
-        await self._presence.announce()
+        self._presence.hurry()
         return await self._matchmaker.form(card, wait_seconds, self.grace_seconds)
 
     async def _weave(self, group: Group, names: list[str]) -> None:
         await self._unravel()
         peer_ids = [group.peer_ids[name] for name in names]
         self._mesh = Mesh(group.id, names, names.index(self._name), self.sync_budget_seconds)
-        self._mesh.open(lambda rank: self._node.dial(peer_ids[rank], f"{self._run}/{frames.PAYLOAD_BYTES}"))
+        self._mesh.open(lambda rank: self._node.dial(peer_ids[rank], self._protocol))
         async with self._woven:
             self._woven.notify_all()
 
@@ -166,6 +173,8 @@ class Hivemind:
             self._mesh = None
 
     async def _say_goodbye(self) -> None:
-        self._keeping.cancel()
-        await self._unravel()
-        await self._presence.withdraw()
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await self._unravel()
+            async with asyncio.timeout(_GOODBYE_SECONDS):
+                await self._presence.withdraw()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -21,15 +20,24 @@ from hivemind.dht.protocol import ValidationError  # type: ignore[import-untyped
 from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID  # type: ignore[import-untyped]
 from hivemind.utils.multiaddr import Multiaddr  # type: ignore[import-untyped]
 
+from isthmus.core.types import UserError
 from isthmus.transport.base import TransportError
 from isthmus.transport.guarded_p2p import GuardedP2P
-from isthmus.transport.node_settings import NodeSettings, check, explain, lock_identity
+from isthmus.transport.node_settings import NodeSettings, PortInUse, check, check_ports, explain, lock_identity
 
 Result = TypeVar("Result")
 Handler = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 _RPC_SECONDS = 2.0  # to wait for a peer's answer
 _RETRY_SECONDS = 0.5
+_PORT_SECONDS = 5.0  # for a port to become free
 _log = logging.getLogger(__name__)
+logging.getLogger("hivemind").setLevel(os.environ["HIVEMIND_LOGLEVEL"])  # it may have been imported before
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    def subprocess_exec(self, *args: Any, **options: Any) -> Any:
+        """Processes in sessions of their own: Ctrl-C in a terminal must not end the daemon before the last sync."""
+        return super().subprocess_exec(*args, **options, start_new_session=True)
 
 
 class Node:
@@ -46,7 +54,7 @@ class Node:
         self.dht: Any = None  # hivemind's DHTNode
         self.p2p: Any = None  # hivemind's P2P
         self._identity: IO[bytes] | None = None
-        self._loop = asyncio.new_event_loop()
+        self._loop = _Loop()
         self._thread = threading.Thread(target=self._run, name="isthmus-libp2p", daemon=True)
         self._stopped = False
 
@@ -70,9 +78,9 @@ class Node:
         Raises:
             TransportError: the node was stopped meanwhile, or had been.
         """
-        if self._stopped:
+        if self._stopped or not self._thread.is_alive():
             work.close()
-            raise TransportError("this worker has left")
+            raise TransportError("this worker has left, or has not connected")
         future: Future[Result] = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -132,25 +140,29 @@ class Node:
         return [str(address) for address in await self.p2p.get_visible_maddrs(latest=True)]
 
     def _run(self) -> None:
-        # the daemon inherits this: a Ctrl-C in the terminal reaches it too, and it must outlive the last sync
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         self._loop.set_exception_handler(lambda _, context: _log.debug("%s", context))  # hivemind forgets tasks
         self._loop.run_forever()
         self._loop.close()
 
     async def _connect(self, connect_seconds: float) -> None:
-        """Clusters do not start at the same moment, and the port may be held by our own old daemon for two seconds."""
-        deadline = time.monotonic() + connect_seconds
+        """Clusters do not start at the same moment, and a daemon outlives its killed worker, and its port, by 2 s."""
+        failure: UserError
+        start, patience = time.monotonic(), connect_seconds
         while True:
-            left = deadline - time.monotonic()
             try:
-                await self._try_connect(max(left, _RPC_SECONDS))
+                check_ports(self.settings.listen)
+                await self._try_connect(max(start + patience - time.monotonic(), _RPC_SECONDS))
                 return
-            except (P2PDaemonError, ValidationError, RuntimeError, OSError, EOFError) as error:
-                await self._disconnect()
-                if time.monotonic() + _RETRY_SECONDS > deadline or isinstance(error, ValidationError):
-                    raise explain(error, self.settings, connect_seconds) from error
-                await asyncio.sleep(_RETRY_SECONDS)
+            except PortInUse as error:
+                patience, failure = min(connect_seconds, _PORT_SECONDS), error
+            except ValidationError as error:
+                patience, failure = 0.0, explain(error, self.settings, connect_seconds)
+            except (P2PDaemonError, RuntimeError, OSError, EOFError) as error:
+                failure = explain(error, self.settings, connect_seconds)
+            await self._disconnect()
+            await asyncio.sleep(_RETRY_SECONDS)
+            if time.monotonic() > start + patience:
+                raise failure
 
     async def _try_connect(self, seconds: float) -> None:
         settings = self.settings
@@ -170,6 +182,7 @@ class Node:
             initial_peers=settings.initial_peers,
             wait_timeout=_RPC_SECONDS,
             bootstrap_timeout=_RPC_SECONDS,
+            blacklist_time=5 * _RPC_SECONDS,
         )
 
     async def _disconnect(self) -> None:

@@ -52,13 +52,14 @@ class Matchmaker:
 
     def __init__(self, node: Node, presence: Presence, run: str, name: str) -> None:
         self._node, self._presence, self._run, self._name = node, presence, run, name
+        self._expires = 0.0  # of what this worker declared last; DHT time
 
     async def start(self) -> None:
         """Begin to answer those who ask to be let in."""
         self._matchmaking = Matchmaking(
             self._node.p2p,
             _VERSION,
-            _Records(self._node),
+            _Records(self._node, self._presence),
             servicer_type=_Door,
             prefix=self._run,
             target_group_size=None,
@@ -80,42 +81,42 @@ class Matchmaker:
         Raises:
             TransportError: no majority of those alive came in time.
         """
-        loop = asyncio.get_running_loop()
-        start, step = loop.time(), _Step(_dump(self._name, card), get_dht_time() + wait_seconds)
-        missing = list[str]()
-        while loop.time() < start + wait_seconds:
-            look = asyncio.ensure_future(self._matchmaking.look_for_group(step))
+        message, start, records = _dump(self._name, card), asyncio.get_running_loop().time(), dict[str, Record]()
+        while not (records and _seconds_since(start) > wait_seconds):
+            records, _ = await self._presence.look({self._node.peer_id})
+            # the DHT takes only records that expire later than the one before, so each attempt does
+            self._expires = max(get_dht_time() + wait_seconds, self._expires + 2 * _TICK_SECONDS)
+            look = asyncio.ensure_future(self._matchmaking.look_for_group(_Step(message, self._expires)))
             try:
-                missing = await self._watch(look, start, grace_seconds)
+                records = await self._watch(look, start, wait_seconds, grace_seconds)
                 if look.done() and look.result() is not None:
                     return self._check(look.result())
             finally:
                 look.cancel()
                 with suppress(asyncio.CancelledError, Exception):
                     await look
-        raise TransportError(
-            f"no majority met within {wait_seconds:g} s: {', '.join(missing) or 'nobody'} did not come"
-        )
+        missing = sorted(record.name for peer_id, record in records.items() if peer_id != self._node.peer_id)
+        raise TransportError(f"no majority met within {wait_seconds:g} s: waited for {', '.join(missing)}")
 
-    async def _watch(self, look: asyncio.Future[Any], start: float, grace_seconds: float) -> list[str]:
-        """Until the group is there, or must be tried again: complete it where this worker leads. Returns who misses."""
-        loop, matchmaking = asyncio.get_running_loop(), self._matchmaking
-        records, silent, looked = dict[str, Record](), set[str](), -_LOOK_SECONDS
-        while not look.done():
+    async def _watch(
+        self, look: asyncio.Future[Any], start: float, wait_seconds: float, grace_seconds: float
+    ) -> dict[str, Record]:
+        """Complete the group if this worker leads, until there is one or a new try is due; returns who lives."""
+        matchmaking, looked = self._matchmaking, 0.0
+        records, silent = dict[str, Record](), set[str]()
+        while not look.done() and _seconds_since(start) < wait_seconds:
             leader = matchmaking.current_leader
             here = {self._node.peer_id, *map(str, matchmaking.current_followers)}
-            if loop.time() - looked > _LOOK_SECONDS:
+            if _seconds_since(looked) > _LOOK_SECONDS:
+                records, silent = await self._presence.look(here)
+                looked = asyncio.get_running_loop().time()
                 matchmaking.potential_leaders.update_triggered.set()  # it does not always look again by itself
-                records = await self._presence.present()
-                missing = records.keys() - here if leader is None else {str(leader)} & records.keys()
-                silent = await self._presence.silent(records, missing)
-                looked = loop.time()
-            elif leader is None and _is_complete(here, records, silent, loop.time() - start, grace_seconds):
+            elif leader is None and _is_complete(here, records, silent, _seconds_since(start), grace_seconds):
                 await self._complete(here)
             if leader is not None and str(leader) in silent:
                 break  # else it would be waited for until its deadline
             await asyncio.wait({look}, timeout=_TICK_SECONDS)
-        return sorted(record.name for peer_id, record in records.items() if peer_id not in here)
+        return records
 
     async def _complete(self, here: set[str]) -> None:
         matchmaking = self._matchmaking
@@ -167,8 +168,8 @@ class _Step:
 class _Records:
     """What the matchmaking wants of hivemind's `DHT`, which lives in a process."""
 
-    def __init__(self, node: Node) -> None:
-        self._node, self.peer_id = node, node.p2p.peer_id
+    def __init__(self, node: Node, presence: Presence) -> None:
+        self._node, self._presence, self.peer_id = node, presence, node.p2p.peer_id
 
     async def store(self, *, return_future: bool, **record: Any) -> Any:
         return await self._node.dht.store(**record)
@@ -177,12 +178,13 @@ class _Records:
         await asyncio.sleep(2 * _TICK_SECONDS)  # it asks again as soon as it has an answer
         found = await self._node.dht.get(key, **options)
         if found is not None and isinstance(found.value, dict):
-            for peer_id in [peer_id for peer_id in found.value if not self._admits(peer_id)]:
+            for peer_id in [peer_id for peer_id in found.value if not self._may_lead(peer_id)]:
                 del found.value[peer_id]
         return found
 
-    def _admits(self, peer_id: Any) -> bool:
-        return isinstance(peer_id, bytes) and self._node.settings.admits(str(PeerID(peer_id)))
+    def _may_lead(self, peer_id: Any) -> bool:
+        """To ask one that is gone takes seconds, in which nobody else is heard."""
+        return isinstance(peer_id, bytes) and str(PeerID(peer_id)) in self._presence.reachable
 
 
 class _Door(ServicerBase):  # type: ignore[misc]
@@ -218,6 +220,10 @@ def _is_majority(here: set[str], records: dict[str, Record]) -> bool:
     """More than half, or the half with the first name."""
     first = min(records, key=lambda peer_id: records[peer_id].name)
     return 2 * len(here) + (first in here) > len(records)
+
+
+def _seconds_since(start: float) -> float:
+    return asyncio.get_running_loop().time() - start
 
 
 def _dump(name: str, card: Card) -> bytes:

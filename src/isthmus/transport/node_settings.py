@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -38,6 +40,10 @@ class NodeSettings:
         return frozenset(address.rsplit("/p2p/", 1)[-1] for address in self.initial_peers)
 
 
+class PortInUse(UserError):
+    """Perhaps only until the daemon of a worker that was killed is gone."""
+
+
 def check(settings: NodeSettings) -> None:
     """Raise a `UserError` about an address or a peer id that cannot be one."""
     for address in (*settings.initial_peers, *settings.listen, *settings.announce):
@@ -46,15 +52,37 @@ def check(settings: NodeSettings) -> None:
         except Exception as error:
             raise UserError(f"{address!r} is no multiaddr: write /ip4/10.0.0.1/tcp/4001/p2p/Qm..., say") from error
     for address in settings.initial_peers:
-        if "/p2p/" not in address:
+        if not _is_peer_id(address.rpartition("/p2p/")[2]):
             raise UserError(f"initial peer {address} lacks its peer id: copy the line that isthmus dht prints")
     for peer_id in settings.allowed_peers or ():
-        try:
-            PeerID.from_base58(peer_id)
-        except ValueError as error:
-            raise UserError(
-                f"allowed peer {peer_id!r} is no peer id: it looks like QmaLzwZ... or 12D3Koo..."
-            ) from error
+        if not _is_peer_id(peer_id):
+            raise UserError(f"allowed peer {peer_id!r} is no peer id: it looks like QmaLzwZ... or 12D3Koo...")
+
+
+def _is_peer_id(text: str) -> bool:
+    try:
+        return len(PeerID.from_base58(text).to_bytes()) in (34, 38)  # a hash of an RSA key, or an Ed25519 key
+    except ValueError:
+        return False
+
+
+def check_ports(listen: tuple[str, ...]) -> None:
+    """libp2p would share a port with another process, and half the connections would end there.
+
+    Raises:
+        PortInUse: somebody else has it.
+    """
+    for address in listen:
+        _, family, host, *rest = address.split("/")
+        if family in ("ip4", "ip6") and rest[:1] == ["tcp"]:
+            with socket.socket(socket.AF_INET if family == "ip4" else socket.AF_INET6) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((host, int(rest[1])))
+                except OSError as error:
+                    if error.errno == errno.EADDRINUSE:
+                        raise PortInUse(f"port {rest[1]} is in use on this machine: choose another") from error
+                    raise
 
 
 def lock_identity(path: Path) -> IO[bytes]:
@@ -81,8 +109,8 @@ def lock_identity(path: Path) -> IO[bytes]:
 def explain(error: Exception, settings: NodeSettings, seconds: float) -> UserError:
     """What to do about a node that could not start or join."""
     text = str(error)
-    if "address already in use" in text or "failed to listen" in text:
-        return UserError(f"cannot listen on {', '.join(settings.listen)}: the port is in use, choose another")
+    if "failed to listen" in text or "assign requested address" in text:
+        return UserError(f"cannot listen on {', '.join(settings.listen)}: are these addresses of this machine?")
     if "local time" in text:
         return UserError("this machine's clock differs from its peers' by more than 3 s: set it by NTP")
     if "access this node" in text:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from hivemind.utils import get_dht_time  # type: ignore[import-untyped]
@@ -35,15 +35,23 @@ class Presence:
 
     def __init__(self, node: Node, run: str, name: str) -> None:
         self._node, self._key, self._name = node, f"{run}-presence", name
+        self._hurry = asyncio.Event()
         self._expires = 0.0
+        self.reachable: set[str] = set()  # peer ids of the others that answered at the last look
         self._silent = dict[str, Record]()  # did not answer; not asked again until they announce themselves again
 
     async def keep(self) -> None:
         """Announce for ever."""
         while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), _ANNOUNCE_SECONDS)
+            self._hurry.clear()
             await self.announce()
-            await asyncio.sleep(_ANNOUNCE_SECONDS)
             await self._node.remember_initial_peers()
+
+    def hurry(self) -> None:
+        """Announce now: this worker may have been away, and the others may have given it up."""
+        self._hurry.set()
 
     async def announce(self) -> None:
         """This worker is here."""
@@ -53,24 +61,39 @@ class Presence:
         """This worker goes."""
         await self._store("", self._expires + _WITHDRAW_SECONDS)
 
-    async def present(self) -> dict[str, Record]:
-        """Records by peer id, of all whose record has not run out; this worker's among them."""
-        found = await self._node.dht.get(self._key, latest=True)
-        records = {self._node.peer_id: Record(self._name, get_dht_time() + _LIFETIME_SECONDS)}
-        for peer_id, entry in found.value.items() if found and isinstance(found.value, dict) else ():
-            valid = isinstance(peer_id, str) and isinstance(entry.value, str) and len(entry.value) <= _NAME_BYTES
-            if valid and entry.value and peer_id != self._node.peer_id and self._node.settings.admits(peer_id):
-                records[peer_id] = Record(entry.value, entry.expiration_time)
-        return records
+    async def look(self, here: set[str]) -> tuple[dict[str, Record], set[str]]:
+        """Records of all that seem alive, this worker among them, by peer id; and who of them does not answer.
 
-    async def silent(self, records: dict[str, Record], peer_ids: Iterable[str]) -> set[str]:
-        """Those of `peer_ids` that do not answer."""
-        asked = [peer_id for peer_id in peer_ids if self._silent.get(peer_id) != records[peer_id]]
+        Args:
+            here: need not be asked.
+        """
+        others = await self._others()
+        records = {peer_id: record for peer_id, record in others.items() if record.name != self._name}
+        silent = await self._find_silent({peer_id: records[peer_id] for peer_id in records.keys() - here})
+        self.reachable = records.keys() - silent
+        return {self._node.peer_id: Record(self._name, self._expires)} | records, silent
+
+    async def find_double(self) -> str | None:
+        """Peer id of a living worker that goes by the same name."""
+        doubles = {peer_id: record for peer_id, record in (await self._others()).items() if record.name == self._name}
+        return next(iter(doubles.keys() - await self._find_silent(doubles)), None)
+
+    async def _find_silent(self, records: dict[str, Record]) -> set[str]:
+        asked = [peer_id for peer_id, record in records.items() if self._silent.get(peer_id) != record]
         answers = await asyncio.gather(*map(self._node.answers, asked))
         self._silent |= {
             peer_id: records[peer_id] for peer_id, answer in zip(asked, answers, strict=True) if not answer
         }
-        return {peer_id for peer_id in peer_ids if self._silent.get(peer_id) == records[peer_id]}
+        return {peer_id for peer_id, record in records.items() if self._silent.get(peer_id) == record}
+
+    async def _others(self) -> dict[str, Record]:
+        found = await self._node.dht.get(self._key, latest=True)
+        records = {}
+        for peer_id, entry in found.value.items() if found and isinstance(found.value, dict) else ():
+            valid = isinstance(peer_id, str) and isinstance(entry.value, str) and 0 < len(entry.value) <= _NAME_BYTES
+            if valid and peer_id != self._node.peer_id and self._node.settings.admits(peer_id):
+                records[peer_id] = Record(entry.value, entry.expiration_time)
+        return records
 
     async def _store(self, name: str, expires: float) -> None:
         self._expires = expires

@@ -37,7 +37,7 @@ class Mesh:
         self.meeting, self.names, self.rank = meeting, names, rank
         self._budget = sync_budget_seconds
         self._interval = min(1.0, sync_budget_seconds / 20)
-        self._patience_rounds = int(min(10.0, sync_budget_seconds / 3) / self._interval)
+        self._patience_rounds = round(min(10.0, sync_budget_seconds / 2) / self._interval)
         self._others = [other for other in range(len(names)) if other != rank]
         self._out: dict[Kind, dict[int, asyncio.StreamWriter]] = {Kind.BULK: {}, Kind.PULSE: {}}
         self._in: dict[Kind, dict[int, asyncio.StreamReader]] = {Kind.BULK: {}, Kind.PULSE: {}}

@@ -1,0 +1,498 @@
+"""The real libp2p daemons, on loopback; workers are threads where that is enough, else real processes."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from hivemind_scenarios import LISTEN, alive, everybody, wait_for
+from mutate import mutate_bytes
+from transport_contract import run_checks
+from transport_zygote import Zygote, free_port
+
+from isthmus.core import UserError
+from isthmus.transport import TransportError, frames
+from isthmus.transport.frames import Frame, Kind
+from isthmus.transport.hivemind import Hivemind
+from isthmus.transport.libp2p import Node
+from isthmus.transport.matchmaking import CARD_BYTES
+from isthmus.transport.node_settings import NodeSettings
+from isthmus.transport.peers import vote
+
+BUDGET = 10.0
+
+
+@pytest.fixture(scope="module")
+def zygote():
+    zygote = Zygote("hivemind_scenarios")
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    """To make a key takes longer than anything else here, so they are kept."""
+    return tmp_path_factory.mktemp("keys")
+
+
+@pytest.fixture
+def worker(keys):
+    """Makes connected workers, and sees them off. The first is the initial peer of the others."""
+    workers = []
+
+    def connect(name, **options):
+        defaults = {"listen": LISTEN, "sync_budget_seconds": BUDGET, "connect_seconds": 10, "grace_seconds": 60}
+        if workers and "initial_peers" not in options:
+            defaults["initial_peers"] = workers[0].addresses()
+        workers.append(Hivemind(name, "run", keys / f"{name}.key", **(defaults | options)))
+        workers[-1].connect()
+        return workers[-1]
+
+    yield connect
+    for each in workers:
+        each.leave()
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """Three workers that nobody harms."""
+    folder, workers = tmp_path_factory.mktemp("three"), []
+    for name in "abc":
+        peers = workers[0].addresses() if workers else []
+        workers.append(Hivemind(name, "run", folder / name, peers, listen=LISTEN, sync_budget_seconds=BUDGET))
+        workers[-1].connect()
+    yield workers
+    for each in workers:
+        each.leave()
+
+
+def together(*calls):
+    """Results of calls made at the same time."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+def meet(*workers, wait_seconds=20):
+    return together(*(lambda each=each: each.meet({"name": each.name}, wait_seconds) for each in workers))
+
+
+def sync(*workers):
+    """Meet and gather the peers of all."""
+    meetings = meet(*workers)
+    assert all(meeting == meetings[0] for meeting in meetings)
+    return together(*(lambda each=each: everybody(each, meetings[0]) for each in workers))
+
+
+def failure(call):
+    with pytest.raises(TransportError) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_all_hold_an_equal_meeting_and_every_meeting_has_its_own_id(three):
+    ids = set()
+    for _ in range(5):
+        start = time.monotonic()
+        meetings = meet(*three)
+        assert time.monotonic() - start < 5
+        assert all(meeting == meetings[0] for meeting in meetings)
+        assert list(meetings[0].cards.items()) == [(name, {"name": name}) for name in "abc"]
+        ids.add(meetings[0].id)
+    assert len(ids) == 5
+
+
+class Everybody:
+    """A worker as a transport in which all take part alike: what the contract of transports can be tried on."""
+
+    def __init__(self, worker):
+        self.worker, self.now, self.num_workers = worker, time.monotonic, 0
+        self.join, self.leave = (lambda replica: None), (lambda: None)  # the fixture does
+
+    def quorum(self, outer_step):
+        meeting = self.worker.meet({}, 20)
+        self.num_workers = len(meeting.cards)
+        return everybody(self.worker, meeting)
+
+    def commit(self, peers, ok, fingerprint=b""):
+        return vote(peers, ok, fingerprint)
+
+    def wait_until(self, seconds):
+        pass
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_contract_of_transports(three, worker, size):
+    members = three if size == 3 else [worker("a"), worker("b")]
+    outcomes = together(*(lambda rank=rank: run_checks(Everybody(members[rank]), rank, size) for rank in range(size)))
+    assert all(error == "" for outcome in outcomes for error in outcome.values()), outcomes
+
+
+def test_some_of_those_who_met_form_a_sync(three):
+    meetings = meet(*three)
+    weights = [0.0, 1.0]
+    peers = together(*(lambda each=each: each.gather_around(meetings[0], ["a", "c"], weights) for each in three[::2]))
+    values = [float("nan"), 2.0]
+    means = together(*(lambda p=p: p.mean([torch.tensor([values[p.rank]])]) for p in peers))
+    assert [mean[0].item() for mean in means] == [2.0, 2.0]
+
+
+def test_an_old_meeting_cannot_be_used(three):
+    first = meet(*three)
+    meet(*three)
+    assert "another meeting" in failure(lambda: everybody(three[0], first[0]))
+
+
+def test_unequal_sizes_are_refused_by_all_and_the_next_sync_is_unharmed(three):
+    peers = sync(*three)
+    sizes = [1000, 1000, 2000]
+    reasons = together(
+        *(lambda p=p, n=n: failure(lambda: p.gather([torch.zeros(n)])) for p, n in zip(peers, sizes, strict=True))
+    )
+    assert all("sent a frame that is not due" in reason for reason in reasons), reasons
+    peers = sync(*three)
+    totals = together(*(lambda p=p: p.mean([torch.tensor([float(p.rank)])]) for p in peers))
+    assert [total[0].item() for total in totals] == [1.0] * 3
+
+
+def test_one_that_does_not_come_to_the_collective_is_named(worker):
+    peers = sync(*(worker(name, sync_budget_seconds=4) for name in "ab"))
+    start = time.monotonic()
+    reason = failure(lambda: peers[1].gather([torch.zeros(3)]))
+    assert "a did not come" in reason
+    assert 3.9 < time.monotonic() - start < 8
+    assert "b gave up" in failure(lambda: peers[0].gather([torch.zeros(3)]))
+
+
+def test_a_worker_alone_meets_itself(worker):
+    alone = worker("a")
+    start = time.monotonic()
+    meeting = alone.meet({"x": 1}, 20)
+    assert time.monotonic() - start < 3
+    assert meeting.cards == {"a": {"x": 1}}
+    assert everybody(alone, meeting).mean([torch.ones(2)])[0].tolist() == [1.0, 1.0]
+
+
+def test_a_majority_goes_on_without_a_straggler_and_the_straggler_alone_does_not(worker):
+    a, b, c = (worker(name, grace_seconds=0.5) for name in "abc")
+    meetings = meet(b, c)
+    assert list(meetings[0].cards) == ["b", "c"]
+    assert "waited for b, c" in failure(lambda: a.meet({}, 2))
+    assert [list(meeting.cards) for meeting in meet(a, b, c)] == [["a", "b", "c"]] * 3
+
+
+def test_one_who_left_is_not_waited_for(worker):
+    a, b = worker("a"), worker("b")
+    meet(a, b)
+    b.leave()
+    b.leave()
+    start = time.monotonic()
+    assert list(a.meet({}, 20).cards) == ["a"]
+    assert time.monotonic() - start < 5
+    assert "left" in failure(lambda: b.meet({}, 1))
+
+
+def test_one_who_returns_under_its_key_is_met_again(worker):  # hivemind #455, #472
+    a, b = worker("a"), worker("b")
+    meet(a, b)
+    b.leave()
+    again = worker("b")
+    assert again.peer_id == b.peer_id
+    assert [list(meeting.cards) for meeting in meet(a, again)] == [["a", "b"]] * 2
+
+
+def test_a_first_peer_that_restarts_does_not_found_a_second_swarm(worker, tmp_path):  # hivemind #624
+    settings = NodeSettings(tmp_path / "dht.key", listen=(f"/ip4/127.0.0.1/tcp/{free_port()}",))
+
+    def first_peer():
+        node = Node(settings)
+        node.start(10)
+        return node, node.call(node.addresses())
+
+    node, addresses = first_peer()
+    a = worker("a", initial_peers=addresses)
+    node.stop()
+    assert list(a.meet({}, 20).cards) == ["a"]
+    node, same = first_peer()
+    assert same == addresses
+    b = worker("b", initial_peers=addresses)
+    try:
+        wait_for(lambda: len(b._node.call(b._presence.look(set()))[0]) == 2)
+        assert [list(meeting.cards) for meeting in meet(a, b)] == [["a", "b"]] * 2
+    finally:
+        node.stop()
+
+
+def test_a_peer_outside_the_list_takes_part_in_nothing(worker, tmp_path):
+    listed = {}
+    for name in "ab":  # keys exist before the run, so that the list can be written
+        member = worker(name, initial_peers=[])
+        listed[name] = member.peer_id
+        member.leave()
+    allowed = list(listed.values())
+    open_door = worker("door", initial_peers=[])  # a first peer that lets everybody into the DHT
+    addresses = open_door.addresses()
+    a, b = (worker(name, initial_peers=addresses, allowed_peers=allowed) for name in "ab")
+    outsider = worker("outsider", initial_peers=addresses)
+    meetings, refusal = [], []
+    thread = threading.Thread(target=lambda: refusal.append(failure(lambda: outsider.meet({}, 2))))
+    thread.start()
+    while thread.is_alive():
+        meetings += meet(a, b)
+    assert all(list(meeting.cards) == ["a", "b"] for meeting in meetings)
+    assert "no majority" in refusal[0]
+    peers = together(*(lambda each=each: everybody(each, meetings[-1]) for each in (a, b)))
+
+    async def knock():
+        reader, writer = await outsider._node.dial(a.peer_id, outsider._protocol)
+        writer.write(Frame(Kind.BULK, bytes.fromhex(meetings[-1].id), 1).header())
+        return await reader.read()
+
+    assert outsider._node.call(knock()) == b""  # a closed at once
+    assert not outsider._node.call(outsider._node.answers(a.peer_id)), "the DHT of a member is closed to it as well"
+    gathered = together(*(lambda p=p: p.gather([torch.tensor([p.rank])]) for p in peers))
+    assert [[t.item() for (t,) in each] for each in gathered] == [[0, 1], [0, 1]]
+    with pytest.raises(UserError, match="no initial peer answered for 1 s"):
+        worker("stranger", initial_peers=a.addresses(), connect_seconds=1)
+
+
+def test_an_allowed_peer_that_uses_another_ones_name_is_not_met(worker):
+    a = worker("a")
+    thief = worker("b")
+    thief._matchmaker._name = thief._presence._name = "a"
+    thief._node.call(thief._presence.announce())
+    results = together(lambda: a.meet({"real": True}, 3), lambda: thief.meet({}, 3))
+    assert [meeting.cards for meeting in results] == [{"a": {"real": True}}, {"a": {}}], "each is alone"
+
+
+def test_two_workers_of_one_name_are_told_apart_at_once(worker, tmp_path):
+    a = worker("a")
+    double = Hivemind("a", "run", tmp_path / "other.key", a.addresses(), listen=LISTEN)
+    with pytest.raises(UserError, match="another worker calls itself a"):
+        double.connect()
+
+
+def test_a_card_that_is_too_large_is_refused_here(three):
+    with pytest.raises(ValueError, match=f"at most {CARD_BYTES}"):
+        three[0].meet({"x": "x" * CARD_BYTES}, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"initial_peers": ["10.0.0.1:4000"]}, "'10.0.0.1:4000' is no multiaddr"),
+        ({"initial_peers": ["/ip4/127.0.0.1/tcp/4000"]}, "lacks its peer id"),
+        ({"allowed_peers": ["bob"]}, "'bob' is no peer id"),
+        (
+            {"initial_peers": ["/ip4/127.0.0.1/tcp/1/p2p/12D3KooWD1B36vXiCyYFtweVWtEFw7bN81Rfq89EcPfS8isdwJsb"]},
+            "no initial peer answered for 1 s .*tcp/1/.*: is isthmus dht running there",
+        ),
+        ({"listen": ["/ip4/192.0.2.77/tcp/0"]}, "are these addresses of this machine"),
+    ],
+)
+def test_bad_settings_are_one_line(worker, options, message):
+    with pytest.raises(UserError, match=message) as caught:
+        worker("a", **({"connect_seconds": 1} | options))
+    assert "\n" not in str(caught.value)
+
+
+def test_identity_in_use_or_damaged(worker, keys):
+    worker("a")
+    with pytest.raises(UserError, match=r"a\.key is in use"):
+        worker("a")
+    (keys / "broken.key").write_bytes(b"nonsense")
+    with pytest.raises(UserError, match=r"broken\.key is damaged"):
+        worker("broken")
+
+
+def test_port_in_use(worker):
+    port = free_port()
+    worker("a", listen=[f"/ip4/127.0.0.1/tcp/{port}"])
+    with pytest.raises(UserError, match=f"port {port} is in use"):
+        worker("b", listen=[f"/ip4/127.0.0.1/tcp/{port}"], connect_seconds=1)
+
+
+def test_clock_off_by_a_minute(zygote, tmp_path):
+    ended = zygote.run("clock_is_wrong", 2, folder=str(tmp_path))
+    assert "clock differs" in ended[1].result, ended[1]
+
+
+@pytest.mark.parametrize(("how", "budget", "seconds"), [("SIGKILL", 12, 3.0), ("SIGSTOP", 6, 5.0)])
+def test_a_worker_lost_in_the_middle_of_an_exchange(zygote, tmp_path, how, budget, seconds):
+    ended = zygote.run("lose_a_worker", 3, victim=1, how=how, budget=budget, folder=str(tmp_path))
+    for survivor in (ended[0], ended[2]):
+        result = survivor.result
+        assert survivor.code == 0, survivor.error
+        assert "w1" in result["reason"]
+        assert result["noticed"] < seconds
+        assert result["again"].endswith(result["reason"].partition("failed: ")[2]), "and at once when asked again"
+        assert result["names"] == ["w0", "w2"]
+        assert result["mean"] == 1.0
+    daemon_pid = (tmp_path / "struck").read_text().split()[2]
+    wait_for(lambda: not alive(int(daemon_pid)))
+
+
+def test_one_who_dies_waiting_and_returns_at_once_is_met(zygote, tmp_path):  # hivemind #519
+    ended = zygote.run("die_while_waiting", 3, folder=str(tmp_path))
+    assert [each.code for each in ended] == [0, -signal.SIGKILL, 0], ended
+    for survivor in (ended[0], ended[2]):
+        assert survivor.result == {"cards": {"w0": {"rank": 0}, "w1": {"rank": 2}}, "mean": 1.0}
+
+
+def test_a_program_that_ends_leaves_no_daemon(zygote, tmp_path):
+    (ended,) = zygote.run("forgets_to_leave", 1, folder=str(tmp_path))
+    assert ended.code == 0
+    wait_for(lambda: not alive(ended.result))
+
+
+def test_a_ctrl_c_in_the_terminal_does_not_reach_the_daemon(three):
+    daemon = three[0]._node.p2p._child.pid
+    assert os.getsid(daemon) == daemon
+
+
+def test_isthmus_dht_says_what_workers_need_and_ends_cleanly(worker, tmp_path):
+    command = [sys.executable, "-m", "isthmus", "dht", "--listen", f"/ip4/127.0.0.1/tcp/{free_port()}"]
+    command += ["--identity", str(tmp_path / "dht.key")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        lines = [server.stdout.readline() for _ in range(3)]
+        address = lines[1].partition("initial_peers=[")[2].strip().rstrip("]")
+        members = [worker(name, initial_peers=[address]) for name in "ab"]
+        assert [list(meeting.cards) for meeting in meet(*members)] == [["a", "b"]] * 2
+        taken = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert taken.returncode == 2
+        assert taken.stderr == f"error: identity {tmp_path / 'dht.key'} is in use: each worker needs one of its own\n"
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        server.send_signal(signal.SIGINT)
+        assert server.wait(20) == 0
+        assert server.stderr.read() == ""
+    wait_for(lambda: not any(alive(int(child)) for child in children))
+
+
+MEETING = bytes(range(20))
+DUE = Frame(Kind.DATA, MEETING, sender=3, collective=7)
+
+
+def stream(*frame_and_payload):
+    """What `frames.send` writes."""
+    written = []
+
+    class Writer:
+        def write(self, data):
+            written.append(bytes(data))
+
+        async def drain(self):
+            pass
+
+    asyncio.run(frames.send(Writer(), *frame_and_payload))
+    return b"".join(written)
+
+
+async def read_all(data, into):
+    reader = asyncio.StreamReader()
+    reader.feed_data(data)
+    reader.feed_eof()
+    await frames.receive(reader, DUE, memoryview(into))
+    return await reader.read()
+
+
+def test_frames_carry_any_size(monkeypatch):
+    monkeypatch.setattr(frames, "PAYLOAD_BYTES", 100)
+    for size in (0, 1, 99, 100, 101, 250):
+        payload = random.Random(size).randbytes(size)
+        into = bytearray(size)
+        assert asyncio.run(read_all(stream(DUE, memoryview(payload)), into)) == b""
+        assert into == payload
+
+
+def test_10000_mutated_streams_are_refused_and_write_nothing_beyond_the_buffer(monkeypatch):
+    monkeypatch.setattr(frames, "PAYLOAD_BYTES", 100)
+    dice = random.Random(0)
+    payload = dice.randbytes(250)
+    good = stream(DUE, memoryview(payload))
+    refused = 0
+
+    async def run():
+        nonlocal refused
+        for _ in range(10_000):
+            bad = mutate_bytes(good, dice)
+            guarded = bytearray(b"\xaa" * (len(payload) + 20))
+            try:
+                await read_all(bad, memoryview(guarded)[10:-10])
+            except (TransportError, EOFError):
+                refused += 1
+            else:
+                assert bad.startswith(good), "accepted only what is intact, whatever follows it"
+                assert guarded[10:-10] == payload
+            assert guarded[:10] == guarded[-10:] == b"\xaa" * 10
+
+    asyncio.run(run())
+    assert refused > 9000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"sender": 2}, {"meeting": bytes(20)}, {"collective": 6}, {"kind": Kind.BEAT}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_frame_that_is_intact_but_not_due_is_refused(change):
+    wrong = Frame(**{"kind": Kind.DATA, "meeting": MEETING, "sender": 3, "collective": 7} | change)
+    with pytest.raises(TransportError, match="not due: " + next(iter(change))):
+        asyncio.run(read_all(stream(wrong, memoryview(b"x" * 10)), bytearray(10)))
+
+
+def test_repeated_reordered_and_oversized_frames_are_refused(monkeypatch):
+    monkeypatch.setattr(frames, "PAYLOAD_BYTES", 100)
+    data = stream(DUE, memoryview(bytes(200)))
+    half = len(data) // 2
+    for bad in (data[:half] * 2, data[half:] + data[:half]):
+        with pytest.raises(TransportError, match="not due: number"):
+            asyncio.run(read_all(bad, bytearray(200)))
+    huge = Frame(Kind.DATA, MEETING, 3, 7, length=1 << 31).header()
+    with pytest.raises(TransportError, match="not due: length 2147483648 for 100"):
+        asyncio.run(read_all(huge, bytearray(200)))
+
+
+def test_a_hello_cannot_make_the_listener_allocate():
+    async def listen(data):
+        reader = asyncio.StreamReader()
+        reader.feed_data(data)
+        return await frames.receive_any(reader, frames.TEXT_BYTES)
+
+    with pytest.raises(TransportError, match="4294967295 bytes where 400 are allowed"):
+        asyncio.run(listen(Frame(Kind.GIVE_UP, MEETING, 3, length=(1 << 32) - 1).header()))
+
+
+def test_hundreds_of_mutated_streams_over_libp2p_leave_a_running_sync_unharmed(three):
+    a, _, c = three
+    peers = sync(*three)
+    hello = Frame(Kind.BULK, bytes.fromhex(a._group.id.hex()), 2).header()
+    dice = random.Random(1)
+
+    async def attack():
+        closed = 0
+        for _ in range(300):
+            _, writer = stream = await c._node.dial(a.peer_id, c._protocol)
+            writer.write(mutate_bytes(hello, dice) + dice.randbytes(dice.randrange(100)))
+            writer.write_eof()
+            closed += await stream[0].read() == b""
+            writer.close()
+        return closed
+
+    attacker = threading.Thread(target=lambda: results.append(c._node.call(attack())))
+    results = []
+    attacker.start()
+    rounds = 0
+    while attacker.is_alive() or rounds < 3:
+        gathered = together(*(lambda p=p: p.gather([torch.full((50_000,), p.rank)]) for p in peers))
+        assert all([t[0].item() for (t,) in each] == [0, 1, 2] for each in gathered)
+        rounds += 1
+    assert results == [300]
+    assert a._waiting == 0
+    assert a._mesh._in[Kind.BULK].keys() == {1, 2}
