@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from isthmus.data import LeasedStream, Ledger
 from tests.data.numbers import Numbers
@@ -48,6 +48,16 @@ class Chaos(RuleBasedStateMachine):
     def alive(self, data: st.DataObject) -> str:
         return data.draw(st.sampled_from(sorted(self.workers)))
 
+    @initialize(batches_ahead=st.integers(1, 8))
+    def begin(self, batches_ahead: int) -> None:
+        """Three workers, to whom the first commit gives leases."""
+        for name in NAMES[:3]:
+            self.join(name)
+        claims = {name: worker.stream.claim(batches_ahead) for name, worker in self.workers.items()}
+        self.ledger = self.ledger.commit(claims, ())
+        for name in self.workers:
+            self.heal(name)
+
     @rule(name=st.sampled_from(NAMES))
     def join(self, name: str) -> None:
         """A new worker, or one that died (or dies now) and begins again under its name."""
@@ -61,8 +71,13 @@ class Chaos(RuleBasedStateMachine):
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data(), num_batches=st.integers(1, 6))
-    def train(self, data: st.DataObject, num_batches: int) -> None:
+    def train_one(self, data: st.DataObject, num_batches: int) -> None:
         self.workers[self.alive(data)].read(num_batches)
+
+    @rule(num_batches=st.integers(1, 3))
+    def train_all(self, num_batches: int) -> None:
+        for worker in self.workers.values():
+            worker.read(num_batches)
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data())
@@ -111,14 +126,14 @@ class Chaos(RuleBasedStateMachine):
         self.workers[name].gradient = []
 
     @precondition(lambda self: self.workers)
-    @rule(data=st.data(), committed=st.booleans(), batches_ahead=st.integers(0, 8), overlap=st.integers(0, 2))
-    def sync(self, data: st.DataObject, committed: bool, batches_ahead: int, overlap: int) -> None:
-        """Some meet; of those not behind some contribute; all train on; the vote is lost, or seen by some."""
-        met = data.draw(st.sets(st.sampled_from(sorted(self.workers)), min_size=1))
+    @rule(data=st.data(), batches_ahead=st.integers(0, 8), overlap=st.integers(0, 2))
+    def sync(self, data: st.DataObject, batches_ahead: int, overlap: int) -> None:
+        """All who come meet, and contribute unless left out or behind; then the vote is lost, or not seen by some."""
+        some = st.sets(st.sampled_from(NAMES), max_size=2)
+        met = self.workers.keys() - data.draw(some, label="absent")
         able = sorted(name for name in met if self.workers[name].ledger == self.ledger)
-        if not able:
-            return
-        contributors = data.draw(st.sets(st.sampled_from(able)))
+        contributors = set(able) - data.draw(some, label="left out")
+        saw = set(able) - data.draw(some, label="did not see the vote")
         claims = {name: through_json(self.workers[name].stream.claim(batches_ahead)) for name in sorted(met)}
         assert {name: self.ledger.check(name, claims[name]) for name in able} == dict.fromkeys(able, "")
         captured = {name: list(self.workers[name].gradient) for name in contributors}
@@ -126,9 +141,8 @@ class Chaos(RuleBasedStateMachine):
             self.workers[name].sent = (self.ledger.commits + 1, captured[name])
         for name in sorted(met):
             self.workers[name].read(overlap)
-        if not committed:
+        if not saw:  # nobody committed, so it is as if the vote had been no
             return
-        saw = data.draw(st.sets(st.sampled_from(able), min_size=1))
         after = {name: self.workers[name].ledger.commit(claims, contributors) for name in saw}
         assert len({ledger.digest() for ledger in after.values()}) == 1
         self.ledger = after[min(saw)]
@@ -140,6 +154,16 @@ class Chaos(RuleBasedStateMachine):
             worker.ledger = after[name]
             assert worker.stream.rebase(worker.ledger) == 0
             worker.gradient, worker.sent = worker.gradient[len(captured.get(name, [])) :], (0, [])
+        for name in met - set(able):
+            self.heal(name)
+
+    @rule(batches_ahead=st.integers(0, 8))
+    def refuse(self, batches_ahead: int) -> None:
+        """A sync that is refused: all who are not behind have captured, and nothing is changed."""
+        for worker in self.workers.values():
+            if worker.ledger == self.ledger:
+                worker.stream.claim(batches_ahead)
+                worker.sent = (worker.ledger.commits + 1, list(worker.gradient))
 
     @invariant()
     def the_ledger_says_what_entered(self) -> None:
@@ -180,5 +204,5 @@ class Chaos(RuleBasedStateMachine):
 
 TestChaos = Chaos.TestCase
 TestChaos.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
