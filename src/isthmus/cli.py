@@ -16,6 +16,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from isthmus.train.record import Record
 
+_DHT_LISTEN = "/ip4/0.0.0.0/tcp/29520"
 
 # Commands import their parts themselves: torch takes seconds, and `--help` needs none of it.
 
@@ -129,6 +130,20 @@ def lighthouse(
     from isthmus.transport.torchft_lighthouse import serve_lighthouse
 
     serve_lighthouse(bind, min_workers, grace_seconds, host)
+
+
+@app.command()
+def dht(
+    listen: Annotated[list[str] | None, typer.Option(help="Multiaddr to listen on.", show_default=_DHT_LISTEN)] = None,
+    identity: Annotated[Path, typer.Option(help="The peer's key: its address stays the same.")] = Path("runs/dht.key"),
+    initial_peers: Annotated[list[str] | None, typer.Option("--peer", help="Another peer to join.")] = None,
+    announce: Annotated[list[str] | None, typer.Option(help="Multiaddr as the workers see it.")] = None,
+    allowed_peers: Annotated[list[str] | None, typer.Option("--allow", help="Peer id; all others are refused.")] = None,
+) -> None:
+    """Start a first peer, through which the workers of an elastic run find one another (hivemind)."""
+    from isthmus.transport.dht_server import serve_dht
+
+    serve_dht(listen or [_DHT_LISTEN], identity, initial_peers or [], announce or [], allowed_peers or None)
 
 
 def _report(record: Record, console: Console) -> None:

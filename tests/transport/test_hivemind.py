@@ -365,9 +365,6 @@ def test_isthmus_dht_says_what_workers_need_and_ends_cleanly(worker, tmp_path):
         address = lines[1].partition("initial_peers=[")[2].strip().rstrip("]")
         members = [worker(name, initial_peers=[address]) for name in "ab"]
         assert [list(meeting.cards) for meeting in meet(*members)] == [["a", "b"]] * 2
-        taken = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert taken.returncode == 2
-        assert taken.stderr == f"error: identity {tmp_path / 'dht.key'} is in use: each worker needs one of its own\n"
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         server.send_signal(signal.SIGINT)
         assert server.wait(20) == 0
