@@ -66,7 +66,7 @@ def launch(name: str, local_steps: int, seed: int, overrides: list[str]) -> dict
     """One run; its summary."""
     folder = OUTPUT / f"{name.replace(', ', '-').replace(' ', '-')}-H{local_steps}-seed{seed}"
     summary = folder / "summary.json"
-    if not summary.exists():
+    if not summary.exists() or not json.loads(summary.read_text())["finished"]:
         subprocess.run(["rm", "-rf", str(folder)], check=True)
         sets = [f"train.run_dir={folder}", f"train.seed={seed}", *overrides]
         workers = "1" if name.startswith("alone") else "4"
