@@ -24,7 +24,7 @@ RUN = {
     "train": {"steps": 4, "eval_every": 2, "eval_batches": 1},
 }
 PARAMETERS = 256 * 4 + 4 * 256 + 256
-VOTE_BYTES = 9
+OVERHEAD_BYTES = 40 + 9  # to each peer: the report before a sync, and the vote after it
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_show_prints_the_resolved_configuration(monkeypatch, capsys, config):
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_show_counts_the_bytes_of_each_sync(monkeypatch, capsys, config, workers):
     _, rest = shown(monkeypatch, capsys, config, "--workers", workers)
-    expected = ring_bytes(4 * PARAMETERS, workers) + (workers - 1) * VOTE_BYTES
+    expected = ring_bytes(4 * PARAMETERS, workers) + (workers - 1) * OVERHEAD_BYTES
     assert f" {expected:,} " in rest
     _, rest = shown(monkeypatch, capsys, config, "--workers", workers, "--set", "outer.recipe=ddp")
     assert f" {ring_bytes(4 * PARAMETERS, workers):,} " in rest
@@ -127,7 +127,7 @@ def test_show_counts_fragments_by_themselves(monkeypatch, capsys, config):
     sets = ["outer.schedule.num_fragments=2", "outer.split=balanced", "outer.compressor.format=float16"]
     _, rest = shown(monkeypatch, capsys, config, "--workers", 2, *[word for key in sets for word in ("--set", key)])
     for parameters in (4 * 256, 4 * 256 + 256):
-        assert f" {2 * parameters + VOTE_BYTES:,} " in rest  # two workers gather
+        assert f" {2 * parameters + OVERHEAD_BYTES:,} " in rest  # two workers gather
 
 
 def test_show_names_the_code_of_every_part(monkeypatch, capsys, config):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -60,3 +60,4 @@ class SyncReport:
     norm: float  # Euclidean norm of the mean pseudo-gradient; nan when refused
     cosine: float  # between the mean and this worker's own pseudo-gradient; nan when refused
     reason: str = ""  # why it was refused; empty when committed
+    left_out: dict[int, str] = field(default_factory=dict)  # rank among the peers: why its contribution was not used

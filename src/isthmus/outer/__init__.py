@@ -2,6 +2,7 @@
 
 from isthmus.core.registry import Registry
 from isthmus.outer.anchor import anchored, fingerprint
+from isthmus.outer.guard import Guard
 from isthmus.outer.hooks import OuterLoopCallback
 from isthmus.outer.loop import OuterLoop
 from isthmus.outer.merge import Eager, KeepProgress, Merge, Mix, Replace
@@ -19,6 +20,7 @@ MERGES = Registry(
 __all__ = [
     "MERGES",
     "Eager",
+    "Guard",
     "KeepProgress",
     "Merge",
     "Mix",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -13,12 +15,22 @@ from torch import nn
 from isthmus.compress.base import Compressor
 from isthmus.core.fragment import Fragment
 from isthmus.core.schedule import SyncSchedule
-from isthmus.core.types import SyncReport, Tensors, UserError
+from isthmus.core.types import State, SyncReport, UserError
 from isthmus.outer.anchor import fingerprint
+from isthmus.outer.apply import apply, refuse, start_over, zeros
 from isthmus.outer.background import Background
-from isthmus.outer.merge import KeepProgress, Merge, Mix, Replace
+from isthmus.outer.catch_up import adopt, shared_state
+from isthmus.outer.guard import Guard
+from isthmus.outer.merge import Merge, Mix, Replace
+from isthmus.outer.pace import Pace
 from isthmus.outer.sync import Exchange, Outcome, Sync, copy_dicts
-from isthmus.transport.base import Transport
+from isthmus.transport.base import Behind, Transport, TransportError
+
+Stage = Literal["training", "landing", "last", "finished"]
+
+_POLL_SECONDS = 0.01
+_STATE_COPIES = 6  # anchors, outer optimizer, means in flight: what the shared state may hold of a model
+_STATE_REST_BYTES = 2**26
 
 OuterOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -37,6 +49,8 @@ class OuterLoop:
         outer_optimizer: makes the optimizer of all anchors, e.g. `partial(SGD, lr=0.7, momentum=0.9, nesterov=True)`.
         merge: how the mean becomes the new anchor and where local parameters go on from.
         hash_every: syncs between two comparisons of the anchors' hash over all workers.
+        steps: of the whole run: a slow worker, for which one inner step counts more, must not overshoot its end.
+        guard: what a contribution must be like not to be left out.
 
     Raises:
         Drift: anchors that must be equal are not (here already when workers start from different weights).
@@ -52,49 +66,75 @@ class OuterLoop:
         outer_optimizer: OuterOptimizer,
         merge: Merge = Replace(),  # noqa: B008 (a frozen value)
         hash_every: int = 10,
+        steps: int | None = None,
+        guard: Guard = Guard(),  # noqa: B008 (a frozen value)
     ) -> None:
         _check(fragments, schedule, transport, merge)
         self.fragments, self.schedule, self.transport, self.merge = fragments, schedule, transport, merge
         self.replicated = compressor.replicated and merge.replicated
-        self.exchange = Exchange(compressor, transport, not merge.replicated, hash_every if self.replicated else 0)
+        hash_every = hash_every if self.replicated else 0
+        self.exchange = Exchange(compressor, transport, guard, not merge.replicated, hash_every)
+        self.steps = steps
         self._delayed = schedule.overlap_steps == schedule.local_steps
         self.outer_optimizer = outer_optimizer([anchor for fragment in fragments for anchor in fragment.anchor])
         self.inner_steps = 0
         self.outer_steps = 0  # syncs sent so far, over all fragments
-        self._in_flight: dict[int, Sync] = {}
+        self.in_flight: dict[int, Sync] = {}
+        self.stage: Stage = "training"
+        self.changing = threading.Lock()  # held while anything that workers share changes
+        self.transport_state = transport.state_dict()  # as of the last finished sync
+        self.pace = Pace(schedule.local_steps)
         self._reports: list[SyncReport] = []
         self._background = Background()
         transport.join(self)
-        self._background.submit(self._compare_anchors).result()
+        if self._background.submit(self._compare_anchors).result():
+            self._catch_up()
 
     @torch.no_grad()
     def step(self) -> list[SyncReport]:
         """Count one inner step; begin and finish the syncs that are due. Returns a report per finished sync."""
-        self.inner_steps += 1
-        captured = [self._capture(index) for index in self.schedule.begins(self.inner_steps)]
-        if self.schedule.blocking(self.inner_steps):
-            self._send(captured)
-            captured = []
-        for index in self.schedule.finishes(self.inner_steps):
-            newer = next((sync for sync in captured if sync.fragment == index), None)
-            self._finish(index, newer, plain=self.schedule.warm(self.inner_steps))
-        self._send(captured)
+        for _ in range(self.pace.step(self.transport.now())):
+            if self.stage == "training" and self.inner_steps != self.steps:
+                self._advance(self.inner_steps + 1)
+        self.pace.resume(self.transport.now())
         return self._take_reports()
+
+    def _advance(self, step: int) -> None:
+        """One step of the schedule. Nothing changes while this thread waits, so that others can take the state over."""
+        blocking, due = self.schedule.blocking(step), self.schedule.finishes(step)
+        if not blocking and not self._arrived(due):
+            return
+        with self.changing:
+            self.inner_steps = step
+            captured = [self._capture(index) for index in self.schedule.begins(step)]
+            if not blocking:
+                self._finish_all(due, captured)
+            self._send(captured)
+        if blocking and self._arrived(due):
+            with self.changing:
+                self._finish_all(due, plain=self.schedule.warm(step))
 
     @torch.no_grad()
     def finish(self) -> list[SyncReport]:
         """End the run: finish what is in flight, then average once more, plainly, what was not captured yet.
 
-        Afterwards the local parameters equal the anchors, unless a sync was refused.
+        Afterwards the local parameters equal the anchors, unless a sync was refused. In an elastic world a worker may
+        find here that the others have not come to the end: `stage` is "training" then, and it should train on.
         """
-        for index in sorted(self._in_flight, key=lambda index: self._in_flight[index].outer_step):
-            self._finish(index, closing=True)
-        rest = set(range(len(self.fragments))) - set(self.schedule.begins(self.inner_steps))
-        self._send([self._capture(index) for index in sorted(rest)] if self.inner_steps else [])
-        for index in sorted(self._in_flight):
-            self._finish(index, plain=True)
+        with self.changing:
+            self.stage = "landing" if self.stage == "training" else self.stage
+        while self.stage in ("landing", "last"):
+            due = sorted(self.in_flight, key=lambda index: self.in_flight[index].outer_step)
+            if not self._arrived(due):
+                continue
+            with self.changing:
+                self._finish_all(due, plain=self.stage == "last", closing=self.stage == "landing")
+                if self.stage == "landing":
+                    rest = set(range(len(self.fragments))) - set(self.schedule.begins(self.inner_steps))
+                    self._send([self._capture(index) for index in sorted(rest)] if self.inner_steps else [])
+                self.stage = "last" if self.stage == "landing" else "finished"
         reports = self._take_reports()
-        if all(report.committed for report in reports):
+        if self.stage == "finished" and all(report.committed for report in reports):
             for fragment in self.fragments:
                 for param, anchor in zip(fragment.params, fragment.anchor, strict=True):
                     param.copy_(anchor)
@@ -102,6 +142,8 @@ class OuterLoop:
 
     def close(self) -> None:
         """Let go of the peers, once what is in flight has arrived, and of the communication thread."""
+        if self.stage == "finished":
+            self._background.submit(self.transport.linger).result()
         self._background.submit(self.transport.leave).result()
         self._background.close()
 
@@ -115,36 +157,73 @@ class OuterLoop:
             "inner_steps": self.inner_steps,
             "outer_steps": self.outer_steps,
             "outer_optimizer": self.outer_optimizer.state_dict(),
+            "transport": self.transport_state,
             "fragments": [
                 {"anchor": [a.detach() for a in f.anchor], "state": copy_dicts(f.state), "version": f.version}
                 for f in self.fragments
             ],
             "in_flight": [
                 {"fragment": sync.fragment, "own": sync.own, "detached": sync.detached, "outer_step": sync.outer_step}
-                for sync in sorted(self._in_flight.values(), key=lambda sync: sync.outer_step)
+                for sync in sorted(self.in_flight.values(), key=lambda sync: sync.outer_step)
             ],
         }
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state: syncs that were in flight are sent again."""
-        for sync in self._in_flight.values():
-            self._wait(sync)
+        self._arrived(sorted(self.in_flight))
         self.inner_steps, self.outer_steps = state_dict["inner_steps"], state_dict["outer_steps"]
         self.outer_optimizer.load_state_dict(state_dict["outer_optimizer"])
+        self.transport_state = state_dict["transport"]
+        self.transport.load_state_dict(self.transport_state)
         for fragment, saved in zip(self.fragments, state_dict["fragments"], strict=True):
             for anchor, value in zip(fragment.anchor, saved["anchor"], strict=True):
                 anchor.copy_(value)
             fragment.state, fragment.version = copy_dicts(saved["state"]), saved["version"]
-        self._in_flight = {}
+        self.in_flight = {}
         for saved in state_dict["in_flight"]:
             self._dispatch(Sync(**saved))
+
+    def shared_state(self, wait_seconds: float) -> State:
+        """What the workers agree on, for one that has to catch up; called on any thread.
+
+        Args:
+            wait_seconds: for a sync that is on its way to be decided.
+        """
+        end = time.monotonic() + wait_seconds
+        while time.monotonic() < end:
+            with self.changing:
+                if not any(sync.has_peers for sync in self.in_flight.values()):
+                    return shared_state(self)
+            time.sleep(_POLL_SECONDS)
+        raise TransportError(f"a sync was not decided within {wait_seconds:g} s")
+
+    def _catch_up(self) -> None:
+        """Take over the others' state, up to where the next sync begins."""
+        for sync in self.in_flight.values():
+            assert sync.outcome is not None
+            sync.outcome.result()
+        num_values = sum(anchor.numel() for fragment in self.fragments for anchor in fragment.anchor)
+        max_bytes = _STATE_COPIES * 4 * num_values + _STATE_REST_BYTES
+        state = self._background.submit(partial(self.transport.catch_up, max_bytes)).result()
+        with self.changing:
+            for sync in adopt(self, state):
+                self._dispatch(sync)
+        if self.stage != "training":
+            return
+        due = sorted(self.in_flight) if self.schedule.blocking(self.inner_steps) else []
+        if self._arrived(due):
+            with self.changing:
+                self._finish_all(due, plain=self.schedule.warm(self.inner_steps))
+        while not self.schedule.begins(self.inner_steps + 1) and self.inner_steps != self.steps:
+            self._advance(self.inner_steps + 1)
 
     def _capture(self, index: int) -> Sync:
         fragment = self.fragments[index]
         own = [anchor.detach() - param.float() for anchor, param in zip(fragment.anchor, fragment.params, strict=True)]
-        if index in self._in_flight and self.merge.keeps_progress:  # on its way already: do not count it twice
-            torch._foreach_sub_(own, self._in_flight[index].own)
+        before = self.in_flight.get(index)
+        if before and self.merge.keeps_progress and not before.detached:  # on its way already: do not count it twice
+            torch._foreach_sub_(own, before.own)
         detached = self._delayed and not self.merge.keeps_progress and not self.schedule.warm(self.inner_steps)
         return Sync(index, own, detached)
 
@@ -158,96 +237,64 @@ class OuterLoop:
         fragment = self.fragments[sync.fragment]
         job = partial(self.exchange.run, sync, fragment, copy_dicts(fragment.state), self.transport.now())
         sync.outcome = self._background.submit(job)
-        self._in_flight[sync.fragment] = sync
+        self.in_flight[sync.fragment] = sync
 
-    def _finish(self, index: int, newer: Sync | None = None, plain: bool = False, closing: bool = False) -> None:
-        """Apply a sync, or, with a full delay and none sent yet, an empty one.
+    def _finish_all(
+        self, indices: list[int], captured: Sequence[Sync] = (), plain: bool = False, closing: bool = False
+    ) -> None:
+        """Apply the syncs of these fragments, which have arrived; `captured` is what is sent next. See `apply`."""
+        for index in indices:
+            newer = next((sync for sync in captured if sync.fragment == index), None)
+            fragment, sync = self.fragments[index], self.in_flight.pop(index, None)
+            outcome = self._take(sync) if sync else self._empty(fragment)
+            self.transport_state = outcome.transport
+            if sync and not outcome.report.committed:
+                refuse(fragment, sync, newer)
+            else:
+                apply(fragment, sync, outcome, self.merge, self.outer_optimizer, newer, plain, closing)
+            if sync and sync.left_out:
+                start_over(self.fragments, [*self.in_flight.values(), *captured])
 
-        Args:
-            index: the fragment.
-            newer: what was captured of it just now (full delay).
-            plain: the anchor becomes the plain mean, without learning rate or momentum, and replaces the local values.
-            closing: the run ends: progress made since the capture stays in the local parameters, to be sent on its own.
-        """
-        sync = self._in_flight.pop(index, None)
-        outcome = self._wait(sync) if sync else self._empty(index)
-        if sync and not outcome.report.committed:
-            self._refuse(sync, newer)
-            return
-        fragment = self.fragments[index]
-        merge: Merge = Replace() if plain else self.merge
-        if newer:
-            own_now = newer.own
-        elif closing:
-            own_now = _zeros(fragment)
-        else:
-            own_now = _subtract(fragment.anchor, fragment.params)
-        gradients = [
-            merge.outer_gradient(*of_one, outcome.share)
-            for of_one in zip(outcome.mean, outcome.message, own_now, strict=True)
-        ]
-        merge = KeepProgress() if closing else merge
-        then = fragment.params
-        if merge.keeps_progress:
-            left = sync.own if sync and not sync.detached else _zeros(fragment)
-            then = _subtract(fragment.anchor, left)
-        self._outer_step(fragment, gradients, plain)
-        for param, before, anchor in zip(fragment.params, then, fragment.anchor, strict=True):
-            param.copy_(merge.resume(param.float(), before, anchor.detach()))
-        if sync:
-            fragment.state = outcome.state
-            fragment.version += 1
+    def _arrived(self, indices: list[int]) -> bool:
+        """Wait for these fragments' syncs; False when the others had gone on and this worker took over their state."""
+        for sync in [self.in_flight[index] for index in indices if index in self.in_flight]:
+            assert sync.outcome is not None
+            before = self.transport.now()
+            outcome = sync.outcome.result()
+            self.transport.wait_until(outcome.end)
+            sync.waited_seconds = self.transport.now() - before
+            if outcome.behind:
+                self._reports.append(outcome.report)
+                self._catch_up()
+                return False
+        return True
 
-    def _outer_step(self, fragment: Fragment, gradients: Tensors, plain: bool) -> None:
-        if plain:
-            torch._foreach_sub_([anchor.detach() for anchor in fragment.anchor], gradients)
-            return
-        for anchor, gradient in zip(fragment.anchor, gradients, strict=True):
-            anchor.grad = gradient
-        self.outer_optimizer.step()  # skips the anchors of other fragments: they have no gradient
-        self.outer_optimizer.zero_grad(set_to_none=True)
-
-    def _refuse(self, sync: Sync, newer: Sync | None) -> None:
-        """Lose nothing of a refused sync: its pseudo-gradient rides in the fragment's next one."""
-        fragment = self.fragments[sync.fragment]
-        if newer:
-            torch._foreach_add_(newer.own, sync.own)
-        if sync.detached:
-            for param, anchor, own in zip(fragment.params, fragment.anchor, sync.own, strict=True):
-                param.copy_(anchor if newer else param - own)
-
-    def _wait(self, sync: Sync) -> Outcome:
+    def _take(self, sync: Sync) -> Outcome:
+        """The outcome of a sync that has arrived, reported."""
         assert sync.outcome is not None
-        before = self.transport.now()
         outcome = sync.outcome.result()
-        self.transport.wait_until(outcome.end)
-        waited = self.transport.now() - before
-        self._reports.append(replace(outcome.report, hidden_seconds=max(0.0, outcome.report.seconds - waited)))
+        hidden_seconds = max(0.0, outcome.report.seconds - sync.waited_seconds)
+        self._reports.append(replace(outcome.report, hidden_seconds=hidden_seconds))
+        self.pace.adopt(self.transport.pace(self.pace.steps_per_second))
         return outcome
 
-    def _empty(self, index: int) -> Outcome:
+    def _empty(self, fragment: Fragment) -> Outcome:
         """The sync before the first one: nobody had anything to send."""
-        zeros = _zeros(self.fragments[index])
-        report = SyncReport(-1, self.fragments[index].name, True, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
-        return Outcome(report, zeros, zeros, {}, 1 / self.transport.num_workers, self.transport.now())
+        share, now = 1 / self.transport.num_workers, self.transport.now()
+        return Outcome.without_own(fragment, zeros(fragment), share, self.transport_state, now)
 
-    def _compare_anchors(self) -> None:
-        """Refuse to start from different weights."""
-        peers = self.transport.quorum(0)
-        self.transport.commit(peers, True, bytes.fromhex(self.anchor_hash()))
+    def _compare_anchors(self) -> bool:
+        """Refuse to start from different weights; True when the others have started already."""
+        try:
+            peers = self.transport.quorum(0)
+            self.transport.commit(peers, True, bytes.fromhex(self.anchor_hash()))
+        except Behind:
+            return True
+        return False
 
     def _take_reports(self) -> list[SyncReport]:
         reports, self._reports = self._reports, []
         return reports
-
-
-def _zeros(fragment: Fragment) -> Tensors:
-    """Zeros in the shapes of the fragment, without memory of their own."""
-    return [torch.zeros((), device=anchor.device).expand(anchor.shape) for anchor in fragment.anchor]
-
-
-def _subtract(left: list[nn.Parameter], right: Tensors) -> Tensors:
-    return [a.detach() - b.float() for a, b in zip(left, right, strict=True)]
 
 
 def _check(fragments: list[Fragment], schedule: SyncSchedule, transport: Transport, merge: Merge) -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import torch
 
-from isthmus.compress.base import Compressor
+from isthmus.compress.base import Compressor, NotFinite
 from isthmus.core.fragment import Fragment
-from isthmus.core.types import State, SyncReport, Tensors
+from isthmus.core.types import Peers, State, SyncReport, Tensors
 from isthmus.outer.anchor import fingerprint
-from isthmus.transport.base import Drift, PeerLost, Transport, TransportError
+from isthmus.outer.guard import Guard
+from isthmus.transport.base import Behind, Drift, Leaving, PeerLost, Transport, TransportError
+
+_ATTEMPTS = 4  # with those who are left, before a sync in an elastic world counts as refused
+_PAUSE_SECONDS = 1.0
 
 
 @dataclass
@@ -22,8 +27,11 @@ class Sync:
     fragment: int
     own: Tensors  # this worker's pseudo-gradient, float32
     detached: bool  # the local parameters were reset to the anchor since: they no longer hold `own`
+    left_out: bool = False  # nothing of it reached the others, and nothing of it is kept
     outer_step: int = -1  # given when it is sent
     outcome: Future[Outcome] | None = field(default=None, repr=False)
+    waited_seconds: float = 0.0  # of the training thread, for the outcome
+    has_peers: bool = False  # they have met, and are not done yet
 
 
 @dataclass
@@ -36,6 +44,20 @@ class Outcome:
     state: State  # the compressor's memory after this sync
     share: float  # this worker's weight in the mean
     end: float  # the transport's time when it was done
+    transport: State  # what the transport remembers after this sync
+    undecided: bool = False  # this worker could not see whether the others committed
+    behind: bool = False  # the others have committed without this worker
+    final: bool = False  # not to be tried again
+
+    @classmethod
+    def without_own(
+        cls, fragment: Fragment, mean: Tensors, share: float, transport: State, now: float, step: int = -1
+    ) -> Outcome:
+        """Of a sync to which this worker gave nothing: `mean` is what the others agreed on, empty if they refused."""
+        nothing = [torch.zeros((), device=anchor.device).expand(anchor.shape) for anchor in fragment.anchor]
+        reason = "" if mean else "refused before this worker came"
+        report = SyncReport(step, fragment.name, bool(mean), 0, 0, 0, 0.0, 0.0, 0.0, 0.0, reason)
+        return cls(report, mean, nothing, fragment.state, share, now, transport)
 
 
 @dataclass(frozen=True)
@@ -44,37 +66,81 @@ class Exchange:
 
     compressor: Compressor
     transport: Transport
+    guard: Guard
     wants_message: bool  # the merge looks at this worker's own message
     hash_every: int  # 0: anchors are private, nothing to compare
 
     def run(self, sync: Sync, fragment: Fragment, state: State, sent: float) -> Outcome:
-        """Take the mean of a fragment's pseudo-gradient and commit it.
+        """Take the mean of a fragment's pseudo-gradient and commit it, in an elastic world at the second try or later.
 
         Args:
             sync: what was captured.
             fragment: whose it is.
-            state: a copy of the compressor's memory, which may be changed.
+            state: a copy of the compressor's memory.
             sent: the transport's time at which the training thread handed it over.
         """
         self.transport.wait_until(sent)
         start = self.transport.now()
-        peers = self.transport.quorum(sync.outer_step)
-        mean, residual, reason = list[torch.Tensor](), list[torch.Tensor](), ""
+        outcome = self._attempt(sync, fragment, copy_dicts(state), start)
+        attempts = 1
+        while self.transport.limits.elastic and not (outcome.report.committed or outcome.final):
+            if attempts >= _ATTEMPTS and not outcome.undecided:
+                break
+            outcome = self._attempt(sync, fragment, copy_dicts(state), start, outcome)
+            attempts += 1
+        return outcome
+
+    def _attempt(
+        self, sync: Sync, fragment: Fragment, state: State, start: float, last: Outcome | None = None
+    ) -> Outcome:
+        """Once through quorum, average and commit; the `last` attempt may have counted for the others."""
+        undecided = last is not None and last.undecided
         try:
-            mean, residual = self.compressor.average(sync.own, state, peers)
-        except (PeerLost, Drift):
-            raise
+            peers = self.transport.quorum(sync.outer_step)
         except TransportError as error:
+            if not self.transport.limits.elastic:
+                raise
+            outcome = self._without_peers(sync, fragment, last.state if last and undecided else state, start, error)
+            if undecided and not outcome.final:
+                outcome.undecided = True
+                time.sleep(_PAUSE_SECONDS)
+            return outcome
+        sync.has_peers = True
+        try:
+            return self._with_peers(sync, fragment, state, start, peers)
+        finally:
+            sync.has_peers = False
+
+    def _with_peers(self, sync: Sync, fragment: Fragment, state: State, start: float, peers: Peers) -> Outcome:
+        mean, residual, reason = list[torch.Tensor](), list[torch.Tensor](), ""
+        own, left_out = sync.own, dict[int, str]()
+        try:
+            screened = self.guard.screen(own, fragment.version, state, peers, faulty=sync.left_out)
+            peers.weights, own, left_out, reason = screened.weights, screened.own, screened.left_out, screened.refusal
+            if not reason:
+                mean, residual = self.compressor.average(own, state, peers)
+        except NotFinite as error:
+            left_out, reason = left_out | dict.fromkeys(error.ranks, "its message is not finite"), str(error)
+        except TransportError as error:
+            if isinstance(error, PeerLost | Drift) and not self.transport.limits.elastic:
+                raise  # a static world cannot go on
             reason = str(error)
-        norm, cosine = _compare(mean, sync.own)
+        sync.left_out = sync.left_out or peers.rank in left_out
+        norm, cosine = _compare(mean, own)
         if not reason and not math.isfinite(norm):
             reason = "the mean pseudo-gradient is not finite"
         hashed = self.hash_every > 0 and sync.outer_step % self.hash_every == 0
-        committed = self.transport.commit(peers, not reason, fingerprint(fragment.anchor) if hashed else b"")
+        committed = undecided = False
+        try:
+            committed = self.transport.commit(peers, not reason, fingerprint(fragment.anchor) if hashed else b"")
+        except TransportError as error:
+            if not self.transport.limits.elastic:
+                raise
+            reason, undecided = reason or str(error), not reason
         if committed and self.wants_message:
-            message = [own - rest for own, rest in zip(sync.own, residual, strict=True)]
+            message = [mine - rest for mine, rest in zip(own, residual, strict=True)]
         else:
-            message = sync.own
+            message = own
         end = self.transport.now()
         report = SyncReport(
             outer_step=sync.outer_step,
@@ -88,8 +154,28 @@ class Exchange:
             norm=norm if committed else math.nan,
             cosine=cosine if committed else math.nan,
             reason="" if committed else reason or "a peer refused it",
+            left_out=left_out,
         )
-        return Outcome(report, mean if committed else [], message, state, peers.weights[peers.rank], end)
+        share, transport = peers.weights[peers.rank], self.transport.state_dict()
+        return Outcome(report, mean if committed else [], message, state, share, end, transport, undecided)
+
+    def _without_peers(
+        self, sync: Sync, fragment: Fragment, state: State, start: float, error: TransportError
+    ) -> Outcome:
+        end = self.transport.now()
+        report = SyncReport(
+            sync.outer_step, fragment.name, False, 0, 0, 0, end - start, 0.0, math.nan, math.nan, str(error)
+        )
+        outcome = Outcome(report, [], sync.own, state, 0.0, end, self.transport.state_dict())
+        outcome.behind, outcome.final = isinstance(error, Behind), isinstance(error, Behind | Leaving)
+        return outcome
+
+
+def arrived(outcome: Outcome) -> Future[Outcome]:
+    """An outcome that is there already."""
+    future: Future[Outcome] = Future()
+    future.set_result(outcome)
+    return future
 
 
 def copy_dicts(state: State) -> State:

@@ -13,7 +13,7 @@ from isthmus.core import SPLITS, Registry
 from isthmus.data import DATA
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES
 from isthmus.models import MODELS
-from isthmus.outer import MERGES
+from isthmus.outer import MERGES, Guard
 from isthmus.recipes import RECIPES
 from isthmus.transport import TRANSPORTS
 from isthmus.transport.local import Local, LocalWorld, run_workers
@@ -21,7 +21,7 @@ from isthmus.transport.peers import ring_bytes
 
 
 def sync_bytes(config: RunConfig) -> dict[str, int]:
-    """Bytes that a worker sends for one sync of each fragment (mean over workers), votes included.
+    """Bytes that a worker sends for one sync of each fragment (mean over workers), reports and votes included.
 
     They are counted, not computed: all workers really average zeros in this process.
     """
@@ -37,7 +37,9 @@ def sync_bytes(config: RunConfig) -> dict[str, int]:
         sent = []
         for step, fragment in enumerate(fragments):
             peers = transport.quorum(step)
-            compressor.average([torch.zeros_like(anchor) for anchor in fragment.anchor], {}, peers)
+            nothing = [torch.zeros_like(anchor) for anchor in fragment.anchor]
+            Guard().screen(nothing, fragment.version, {}, peers)
+            compressor.average(nothing, {}, peers)
             transport.commit(peers, True)
             sent.append(peers.sent_bytes)
         return sent

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from isthmus.core.types import Peers
+from isthmus.core.types import Peers, State
 
 
 class TransportError(Exception):
@@ -20,19 +20,27 @@ class PeerLost(TransportError):
         self.ranks = ranks
 
 
+class Behind(TransportError):
+    """The others have committed without this worker: it has to catch up before it can take part again."""
+
+
+class Leaving(TransportError):
+    """This worker is on its way out: it takes part in nothing any more."""
+
+
 class Drift(TransportError):
     """Anchors that should be equal on all workers are not; the message names the workers that differ."""
 
+    def __init__(self, ranks: list[int], message: str) -> None:
+        super().__init__(message)
+        self.ranks = ranks  # the minority
 
-class Stateful(Protocol):
-    """Something whose whole state can be copied to a joining worker."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything, as plain values and tensors."""
-        ...
+class Replica(Protocol):
+    """Something whose shared state a joining worker can take over."""
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Become what `state_dict` describes."""
+    def shared_state(self, wait_seconds: float) -> State:
+        """All that workers agree on, as plain values and tensors of its own; may be called from any thread."""
         ...
 
 
@@ -43,6 +51,7 @@ class TransportLimits:
     can_gather: bool = True
     max_in_flight: int = 64
     safe_to_overlap: bool = True  # False: collectives from a second thread may deadlock (NCCL)
+    elastic: bool = False  # workers may come and go; a sync that failed is tried again with those who are left
 
 
 class Transport(Protocol):
@@ -58,12 +67,16 @@ class Transport(Protocol):
         """Workers that a quorum formed now would have."""
         ...
 
-    def join(self, replica: Stateful) -> None:
+    def join(self, replica: Replica) -> None:
         """Connect; catch up with the others if the run is ahead of this worker."""
         ...
 
     def quorum(self, outer_step: int) -> Peers:
-        """Agree on the workers of this sync."""
+        """Agree on the workers of this sync.
+
+        Raises:
+            Behind: this worker has to catch up first (elastic worlds only).
+        """
         ...
 
     def commit(self, peers: Peers, ok: bool, fingerprint: bytes = b"") -> bool:
@@ -74,8 +87,32 @@ class Transport(Protocol):
         """
         ...
 
+    def catch_up(self, max_bytes: int) -> State:
+        """The shared state of those who are ahead, which may take so many bytes; only after `Behind`."""
+        ...
+
+    def contributed_to(self, outer_step: int) -> bool:
+        """After catching up: whether the others' state holds what this worker sent in that sync."""
+        ...
+
+    def state_dict(self) -> State:
+        """What moves with every commit: nothing in a static world."""
+        ...
+
+    def load_state_dict(self, state_dict: State) -> None:
+        """Stand where a saved or fetched state stands."""
+        ...
+
+    def linger(self) -> None:
+        """The run is finished: stay a while for those who must still catch up with its end."""
+        ...
+
     def leave(self) -> None:
         """Disconnect cleanly."""
+        ...
+
+    def pace(self, steps_per_second: float) -> float:
+        """Tell the others how fast this worker trains; returns its share of the fastest one's speed, in (0, 1]."""
         ...
 
     def now(self) -> float:
@@ -85,3 +122,29 @@ class Transport(Protocol):
     def wait_until(self, seconds: float) -> None:
         """Tell the clock that the calling thread has waited for something that ended at `seconds`."""
         ...
+
+
+class Static:
+    """What a world whose workers never change has to say to questions about change."""
+
+    def pace(self, steps_per_second: float) -> float:
+        """All are taken to be as fast as each other."""
+        return 1.0
+
+    def linger(self) -> None:
+        """All come to the end together."""
+
+    def catch_up(self, max_bytes: int) -> State:
+        """Nobody is ever behind."""
+        raise AssertionError("a static world has nobody to catch up with")
+
+    def contributed_to(self, outer_step: int) -> bool:
+        """Nobody is ever behind."""
+        return False
+
+    def state_dict(self) -> State:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state_dict: State) -> None:
+        """Nothing."""

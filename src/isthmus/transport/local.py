@@ -19,7 +19,7 @@ from typing import TypeVar
 import torch
 
 from isthmus.core.types import Peers
-from isthmus.transport.base import PeerLost, Stateful, TransportError, TransportLimits
+from isthmus.transport.base import PeerLost, Replica, Static, TransportError, TransportLimits
 from isthmus.transport.links import Links, PerLink
 from isthmus.transport.peers import BufferPeers, name_workers, vote
 
@@ -111,7 +111,7 @@ class LocalWorld:
             raise TransportError(f"worker {rank} {self._gone[rank]}")
 
 
-class Local:
+class Local(Static):
     """Worker `rank` of a `LocalWorld`: a transport for tests, notebooks, the simulator and the planner."""
 
     limits = TransportLimits()
@@ -122,7 +122,7 @@ class Local:
         self.num_workers = world.num_workers
         self._clock = threading.local()
 
-    def join(self, replica: Stateful) -> None:
+    def join(self, replica: Replica) -> None:
         """Nothing to do: all workers are there from the beginning."""
 
     def quorum(self, outer_step: int) -> Peers:

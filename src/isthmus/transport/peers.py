@@ -95,16 +95,17 @@ def vote(peers: Peers, ok: bool, fingerprint: bytes) -> bool:
     votes = [bytes(ballot.tolist()) for (ballot,) in peers.gather([own])]
     hashes = {rank: votes[rank][1:] for rank in range(peers.size) if peers.weights[rank] > 0}
     if len(set(hashes.values())) > 1:
-        raise Drift(_describe_drift(hashes))
+        minority, message = _describe_drift(hashes)
+        raise Drift(minority, message)
     return all(ballot[0] for ballot in votes)
 
 
-def _describe_drift(hashes: dict[int, bytes]) -> str:
-    """Name the minority; a tie is decided in favour of the lowest rank."""
+def _describe_drift(hashes: dict[int, bytes]) -> tuple[list[int], str]:
+    """The minority, and a sentence about it; a tie is decided in favour of the lowest rank."""
     majority = Counter(hashes.values()).most_common(1)[0][0]  # the first seen, i.e. the lowest rank's, in a tie
     minority = [rank for rank, value in hashes.items() if value != majority]
     others = [rank for rank, value in hashes.items() if value == majority]
-    return (
+    return minority, (
         f"the anchors of {name_workers(minority)} differ from those of {name_workers(others)}: "
         "start again from the last checkpoint, and report this if it comes back"
     )

@@ -11,7 +11,7 @@ from importlib.metadata import version
 import torch.distributed as dist
 
 from isthmus.core.types import Peers, UserError
-from isthmus.transport.base import Stateful, TransportLimits
+from isthmus.transport.base import Replica, Static, TransportLimits
 from isthmus.transport.heartbeat import Heartbeat
 from isthmus.transport.identity import check_identities
 from isthmus.transport.peers import vote
@@ -22,7 +22,7 @@ _JOIN_BUDGETS = 10  # clusters do not start at the same moment: workers wait thi
 _LINGER_SECONDS = 5.0  # how long a leaving worker that holds the store waits for the others to leave
 
 
-class TorchDist:
+class TorchDist(Static):
     """All ranks of torch.distributed, one worker each, with equal weights.
 
     Works under torchrun (or any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) and where
@@ -54,7 +54,7 @@ class TorchDist:
         self._group: WatchedGroup | None = None
         self._leaving = threading.Lock()
 
-    def join(self, replica: Stateful) -> None:
+    def join(self, replica: Replica) -> None:
         """Meet the other workers, compare configurations, connect. In a static world nobody has to catch up.
 
         Raises:

@@ -1,0 +1,248 @@
+"""An elastic world: workers come, die and return, and a sync commits for all that are in it or for none."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+
+from isthmus.core.types import Peers, State, UserError
+from isthmus.transport.base import Behind, Drift, Leaving, Replica, TransportError, TransportLimits
+from isthmus.transport.donor import StateServer
+from isthmus.transport.election import Weighting, leaders, link, weigh
+from isthmus.transport.heal import fetch
+from isthmus.transport.identity import check_identities
+from isthmus.transport.membership import Card, Meeting, Membership
+from isthmus.transport.peers import vote
+from isthmus.transport.snapshot import Snapshot
+
+_JOIN_BUDGETS = 10  # clusters do not start at the same moment: a new run waits this long for all its workers
+_PAUSE_SECONDS = 0.2  # before looking again for workers that are missing
+Say = Callable[[str], None]
+
+
+class Elastic:
+    """Any `Membership` as a transport; the rules are here, the same for all engines.
+
+    Whoever meets shows a card: how many commits its state holds (version), which they were (chain), which sync it
+    asks for. The largest version leads; who is behind catches up with a leader and then takes part once with weight
+    0. A vote ends every sync: all members commit, or none does, and then its pseudo-gradients ride in the next one.
+    A worker that could not see how a vote ended learns it from the cards of the next meeting.
+
+    Args:
+        membership: finds the workers and connects them.
+        identity: a flat configuration that all workers must share.
+        expected_workers: how many a new run waits for before its first sync; None: `min_workers`.
+        min_workers: with fewer that are up to date nobody commits: they wait, and keep their progress.
+        weighting: each worker's share in the mean.
+        sync_budget_seconds: bound on one attempt at a sync.
+        state_host: address under which the others can fetch this worker's state.
+        token: what all workers of the run know and nobody else; shown before any state is handed out.
+        say: where a line goes that a person should read.
+    """
+
+    limits = TransportLimits(elastic=True)
+
+    def __init__(
+        self,
+        membership: Membership,
+        identity: dict[str, str] | None = None,
+        expected_workers: int | None = None,
+        min_workers: int = 1,
+        weighting: Weighting = "uniform",
+        sync_budget_seconds: float = 60.0,
+        state_host: str = "127.0.0.1",
+        token: str = "",
+        say: Say = print,
+    ) -> None:
+        if expected_workers is not None and min_workers > expected_workers:
+            raise UserError(
+                f"min_workers is {min_workers}, but the run has {expected_workers} workers: no sync could ever commit"
+            )
+        self.membership, self.min_workers, self.weighting = membership, min_workers, weighting
+        self.identity = {"isthmus version": version("isthmus"), **(identity or {})}
+        self.expected_workers = expected_workers or min_workers
+        self.sync_budget_seconds = sync_budget_seconds
+        self.num_workers = self.expected_workers
+        self._speed, self._speeds = (
+            0.0,
+            dict[str, float](),
+        )  # inner steps a second: own, all members' at the last commit
+        self.healed = False
+        self._server: StateServer | None = None
+        self._state_host, self._token, self._say = state_host, token, say
+        self._version, self._chain = 0, "new"
+        self._contributed: dict[str, int] = {}  # worker: the last sync that its pseudo-gradient was in
+        self._outer_step = 0
+        self._meeting: Meeting | None = None
+        self._members: list[str] = []
+        self._donors: list[str] = []
+        self._seen: set[str] = set()  # who was at the last meeting
+        self._leaving = threading.Event()
+        self._waits_for = ""
+
+    def join(self, replica: Replica) -> None:
+        """Connect, and serve this worker's state to whoever has to catch up."""
+
+        def provide(wait_seconds: float) -> Snapshot:
+            state = replica.shared_state(wait_seconds)
+            stand = state["transport"]
+            return Snapshot(f"{stand['version']}-{stand['chain']}-{state['inner_steps']}", state)
+
+        self.membership.connect()
+        self._server = StateServer(
+            self._state_host, 0, self._token, provide, provide_seconds=2 * self.sync_budget_seconds
+        )
+        self._deadline = time.monotonic() + _JOIN_BUDGETS * self.sync_budget_seconds
+
+    def quorum(self, outer_step: int) -> Peers:
+        """Meet the others; wait while there are too few.
+
+        Raises:
+            Behind: the others have committed without this worker.
+            TransportError: the engine failed, or this worker leaves.
+        """
+        self._outer_step = outer_step
+        while not self._leaving.is_set():
+            meeting = self.membership.meet(self._card(), self.sync_budget_seconds)
+            self._seen = set(meeting.cards)
+            names = self._up_to_date(meeting)
+            missing = self._missing(meeting, names)
+            if not missing:
+                self._meeting, self._members, self._waits_for = meeting, names, ""
+                self.num_workers = len(names)
+                weights = weigh(meeting.cards, names, self.weighting)
+                return self.membership.gather_around(meeting, names, weights)
+            if missing != self._waits_for:
+                self._say(f"{self.membership.name}: {missing}")
+                self._waits_for = missing
+            self._leaving.wait(_PAUSE_SECONDS)
+        raise Leaving("this worker is leaving")
+
+    def commit(self, peers: Peers, ok: bool, fingerprint: bytes = b"") -> bool:
+        """Vote; a worker whose anchors differ from the majority's has to catch up, and nobody commits.
+
+        Raises:
+            TransportError: this worker could not see how the vote ended; the next quorum tells.
+        """
+        meeting = self._meeting
+        assert meeting is not None
+        try:
+            committed = vote(peers, ok, fingerprint)
+        except Drift as drift:
+            self._say(f"{self.membership.name}: {drift}")
+            if peers.rank in drift.ranks:
+                self._chain = "drifted"
+            return False
+        if committed:
+            self._chain = link(self._chain, self._outer_step, meeting.id, self._members)
+            self._version += 1
+            weighted = [name for name, weight in zip(self._members, peers.weights, strict=True) if weight > 0]
+            self._contributed |= dict.fromkeys(weighted, self._outer_step)
+            self._speeds = {name: meeting.cards[name]["speed"] for name in self._members}
+            self.healed = False
+        return committed
+
+    def pace(self, steps_per_second: float) -> float:
+        """Put the speed on the next card; returns the share of the fastest one's, by the cards of the last commit."""
+        self._speed = steps_per_second
+        own, fastest = self._speeds.get(self.membership.name, 0.0), max(self._speeds.values(), default=0.0)
+        return own / fastest if own > 0 else 1.0
+
+    def catch_up(self, max_bytes: int) -> State:
+        """The run's state, from those who are ahead; to be called on the communication thread after `Behind`."""
+        while not self._leaving.is_set():
+            try:
+                fetched = fetch(
+                    self._donors,
+                    want=None,
+                    token=self._token,
+                    progress_seconds=max(2.0, self.sync_budget_seconds / 3),
+                    total_seconds=_JOIN_BUDGETS * self.sync_budget_seconds,
+                    max_bytes=max_bytes,
+                )
+                self.healed = True
+                return fetched.state
+            except TransportError as error:
+                self._say(f"{self.membership.name}: cannot catch up yet: {error}")
+                meeting = self.membership.meet(self._card(), self.sync_budget_seconds)
+                self._up_to_date(meeting, look_only=True)
+                self._leaving.wait(_PAUSE_SECONDS)
+        raise Leaving("this worker is leaving")
+
+    def contributed_to(self, outer_step: int) -> bool:
+        """Whether the run's state holds what this worker sent in that sync."""
+        return self._contributed.get(self.membership.name, -1) >= outer_step
+
+    def state_dict(self) -> State:
+        """What moves with every commit."""
+        return {"version": self._version, "chain": self._chain, "contributed": dict(self._contributed)}
+
+    def load_state_dict(self, state_dict: State) -> None:
+        """Stand where a saved or fetched state stands."""
+        self._version, self._chain = state_dict["version"], state_dict["chain"]
+        self._contributed = dict(state_dict["contributed"])
+
+    def leave(self) -> None:
+        """Say goodbye."""
+        self._leaving.set()
+        if self._server is not None:
+            self._server.close()
+        self.membership.leave()
+
+    def linger(self) -> None:
+        """At the end of the run: stay until the others have come to it too, for those who must catch up to do so."""
+        end, done = time.monotonic() + self.sync_budget_seconds / 2, {self.membership.name}
+        while not self._seen <= done and time.monotonic() < end and not self._leaving.is_set():
+            try:
+                meeting = self.membership.meet(self._card() | {"finished": True}, end - time.monotonic())
+            except TransportError:
+                return
+            done = {name for name, card in meeting.cards.items() if card["finished"]}
+            self._seen = self._seen & meeting.cards.keys()
+
+    def interrupt(self) -> None:
+        """End a wait for others, from any thread."""
+        self._leaving.set()
+
+    def now(self) -> float:
+        """Seconds of this machine's monotonic clock."""
+        return time.monotonic()
+
+    def wait_until(self, seconds: float) -> None:
+        """Nothing to do: real time passes by itself."""
+
+    def _card(self) -> Card:
+        return {
+            "identity": self.identity,
+            "version": self._version,
+            "chain": self._chain,
+            "outer_step": self._outer_step,
+            "address": self._server.address if self._server else "",
+            "healed": self.healed,
+            "finished": False,
+            "speed": self._speed,
+            "steps": 0,
+            "samples": 0,
+        }
+
+    def _up_to_date(self, meeting: Meeting, look_only: bool = False) -> list[str]:
+        """The workers that lead, if this is one of them."""
+        own = self.membership.name
+        names = leaders(meeting.cards)
+        reference = meeting.cards[names[0]]["identity"]
+        if own not in names or look_only:
+            check_identities([reference, self.identity], [names[0], own])
+            self._donors = [meeting.cards[name]["address"] for name in names]
+        if own not in names and not look_only:
+            raise Behind(f"{', '.join(names)} are at version {meeting.cards[names[0]]['version']}")
+        return [name for name in names if meeting.cards[name]["identity"] == self.identity]
+
+    def _missing(self, meeting: Meeting, names: list[str]) -> str:
+        """Why these cannot sync yet; empty when they can."""
+        new = self._version == 0 and time.monotonic() < self._deadline
+        needed = max(self.min_workers, self.expected_workers if new else 0)
+        if len(names) >= needed:
+            return ""
+        return f"waiting: {len(names)} of at least {needed} workers are here ({', '.join(names)})"

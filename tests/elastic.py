@@ -1,0 +1,99 @@
+"""Toy workers in an elastic world of threads: killed at a chosen point, started again, looked at."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from isthmus.compress import Cast
+from isthmus.core import SyncSchedule, split_whole
+from isthmus.outer import OuterLoop
+from isthmus.transport.elastic import Elastic
+from isthmus.transport.local_elastic import LocalMembership, MeetingPlace
+from tests.toy import Worker, inner_step, nesterov, sgd, toy_batch, toy_model
+
+
+class Killed(BaseException):
+    """What a worker's thread dies of."""
+
+
+class Town:
+    """Starts workers (threads) in one elastic world, and waits for them."""
+
+    def __init__(
+        self, steps: int, min_workers: int = 1, expected_workers: int = 1, grace_seconds: float = 10.0, **method: Any
+    ) -> None:
+        self.place = MeetingPlace(grace_seconds)
+        self.steps, self.min_workers, self.expected_workers = steps, min_workers, expected_workers
+        self.method = {"schedule": SyncSchedule(3), "compressor": Cast(), "outer_optimizer": nesterov, **method}
+        self.split = self.method.pop("split", split_whole)
+        self.workers: dict[str, Worker] = {}
+        self.hashes: dict[int, set[str]] = {}  # version: hashes of the anchors of those who had it
+        self.said: list[str] = []
+        self.errors: list[BaseException] = []
+        self._threads: list[threading.Thread] = []
+
+    def start(
+        self,
+        name: str,
+        disturb: Callable[[str], None] = lambda point: None,
+        each_step: Callable[[Worker], None] = lambda worker: None,
+    ) -> None:
+        thread = threading.Thread(target=self._live, args=(name, disturb, each_step), daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def wait(self, seconds: float = 20.0) -> None:
+        end = time.monotonic() + seconds
+        while any(thread.is_alive() for thread in self._threads) and not self.errors:
+            assert time.monotonic() < end, f"still running; said: {self.said}"
+            time.sleep(0.01)
+        if self.errors:
+            raise self.errors[0]
+
+    def _live(self, name: str, disturb: Callable[[str], None], each_step: Callable[[Worker], None]) -> None:
+        transport = Elastic(
+            LocalMembership(self.place, name, disturb),
+            expected_workers=self.expected_workers,
+            min_workers=self.min_workers,
+            sync_budget_seconds=5.0,
+            say=self.said.append,
+        )
+        try:
+            model = toy_model()
+            loop = OuterLoop(self.split(model), transport=transport, steps=self.steps, **self.method)
+            worker = self.workers[name] = Worker(model, sgd(model.parameters()), loop)
+            while loop.stage != "finished":
+                while loop.inner_steps < self.steps:
+                    inner_step(model, worker.optimizer, toy_batch(int(name[-1]), loop.inner_steps))
+                    worker.reports += loop.step()
+                    self.hashes.setdefault(loop.transport_state["version"], set()).add(loop.anchor_hash())
+                    each_step(worker)
+                worker.reports += loop.finish()
+            loop.close()
+        except Killed:
+            transport.leave()
+        except BaseException as error:
+            self.errors.append(error)
+            transport.leave()
+
+
+def kill_at(point: str, number: int) -> Callable[[str], None]:
+    """Dies at the `number`-th time that `point` is reached once it has been in a group."""
+    seen: list[str] = []
+
+    def disturb(now: str) -> None:
+        if seen or now == "group":
+            seen.append(now)
+        if now == point and seen.count(point) == number:
+            raise Killed
+
+    return disturb
+
+
+averaging = partial(torch.optim.SGD, lr=1.0)
