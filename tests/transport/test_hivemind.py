@@ -475,10 +475,13 @@ def test_hundreds_of_mutated_streams_over_libp2p_leave_a_running_sync_unharmed(t
     async def attack():
         closed = 0
         for _ in range(300):
-            _, writer = stream = await c._node.dial(a.peer_id, c._protocol)
-            writer.write(mutate_bytes(hello, dice) + dice.randbytes(dice.randrange(100)))
-            writer.write_eof()
-            closed += await stream[0].read() == b""
+            reader, writer = await c._node.dial(a.peer_id, c._protocol)
+            try:
+                writer.write(mutate_bytes(hello, dice) + dice.randbytes(dice.randrange(100)))
+                writer.write_eof()
+                closed += await reader.read() == b""
+            except OSError:  # a was faster
+                closed += 1
             writer.close()
         return closed
 
