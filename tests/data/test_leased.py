@@ -10,6 +10,7 @@ import torch
 from isthmus.core import UserError
 from isthmus.data import LeasedStream, LeasesExhausted, Ledger
 from isthmus.data.base import Samples, Stream
+from isthmus.data.leased import Rebase
 from isthmus.data.tokens import TokenCorpus
 from tests.data.numbers import Numbers
 
@@ -35,7 +36,8 @@ class Run:
         claims = {stream.worker: stream.claim(batches_ahead) for stream in streams}
         self.ledger = self.ledger.commit(claims, list(claims))
         for stream in streams:
-            assert stream.rebase(self.ledger) == 0
+            captured = stream.uncommitted
+            assert stream.rebase(self.ledger) == Rebase(landed=captured)
 
 
 def test_a_worker_alone_reads_the_line_in_order_whatever_its_batch_size():
@@ -59,10 +61,10 @@ def test_what_was_read_after_the_capture_stays_uncommitted():
     positions += read(a, 1)
     second = a.claim(20)  # in flight together with the first
     positions += read(a, 1)
-    for claim, committed in ((first, 6), (second, 9)):
+    for claim, landed, committed in ((first, 6, 6), (second, 3, 9)):
         run.ledger = run.ledger.commit({"a": claim}, ["a"])
         assert run.ledger.samples == committed
-        assert a.rebase(run.ledger) == 0
+        assert a.rebase(run.ledger) == Rebase(landed=landed)
         assert a.uncommitted == 12 - committed
     assert positions + read(a, 3) == list(range(21))
 
@@ -116,10 +118,10 @@ def test_a_straggler_keeps_its_progress_while_its_leases_are_held_and_is_told_wh
     run.sync(a, b)
     read(b, 2)
     run.sync(a)
-    assert b.rebase(run.ledger) == 0
+    assert b.rebase(run.ledger) == Rebase()
     assert b.uncommitted == 6
     run.sync(a)
-    assert b.rebase(run.ledger) == 6  # void: its leases are given back
+    assert b.rebase(run.ledger) == Rebase(void=6)  # void: its leases are given back
     assert (b.uncommitted, b.batches_left) == (0, 0)
     run.sync(a, b)
     assert run.ledger.samples == 0
@@ -136,7 +138,7 @@ def test_a_straggler_whose_leases_came_back_to_it_has_lost_its_progress_all_the_
     other_life = run.stream("b")
     run.sync(a, other_life)
     assert run.ledger.holdings["b"].leases[0][0] == 20
-    assert b.rebase(run.ledger) == 6
+    assert b.rebase(run.ledger) == Rebase(void=6)
     assert read(b, 1) == [20, 21, 22]
 
 
@@ -148,7 +150,7 @@ def test_a_worker_that_missed_the_vote_keeps_what_it_read_after_the_capture():
     captured = b.claim(4)
     after = read(b, 1)
     run.ledger = run.ledger.commit({"a": a.claim(4), "b": captured}, ["a", "b"])
-    assert b.rebase(run.ledger) == 0
+    assert b.rebase(run.ledger) == Rebase(landed=6)
     assert (run.ledger.samples, b.uncommitted) == (6, len(after))
 
 
@@ -164,8 +166,23 @@ def test_a_worker_restored_from_before_its_last_commits_is_told_that_its_progres
         restored = run.stream("a")
         restored.load_state_dict(saved)
         assert restored.uncommitted == 9
-        assert restored.rebase(run.ledger) == 9
+        assert restored.rebase(run.ledger) == Rebase(void=9)
         assert restored.uncommitted == 0
+
+
+def test_a_restored_worker_is_told_that_another_life_of_it_sent_what_it_holds():
+    """Captured, but left out; saved; sent after that; restored. By name and number of commit it never sent it."""
+    run = Run()
+    a, b = run.stream("a"), run.stream("b")
+    run.sync(a, b)
+    read(a, 1)
+    run.ledger = run.ledger.commit({"a": a.claim(4), "b": b.claim(4)}, ["b"])
+    saved = a.state_dict()
+    run.sync(a, b)
+    restored = run.stream("a")
+    restored.load_state_dict(saved)
+    assert restored.rebase(run.ledger) == Rebase(landed=3)
+    assert restored.uncommitted == 0
 
 
 def test_a_ledger_on_another_line_of_history_voids_what_was_read():
@@ -176,7 +193,7 @@ def test_a_ledger_on_another_line_of_history_voids_what_was_read():
     read(a, 2)
     there.sync(there.stream("0"), there.stream("a"))
     assert here.ledger.holdings["a"].since == there.ledger.holdings["a"].since
-    assert a.rebase(there.ledger) == 6
+    assert a.rebase(there.ledger) == Rebase(void=6)
 
 
 def test_rewind_reads_again_from_the_last_commit():
@@ -197,7 +214,7 @@ def test_a_sync_that_lands_after_its_pseudo_gradient_was_dropped_voids_what_was_
     a.rewind()
     assert read(a, 2) == first
     run.ledger = run.ledger.commit({"a": claim}, ["a"])
-    assert a.rebase(run.ledger) == 6
+    assert a.rebase(run.ledger) == Rebase(void=6)
     assert read(a, 1) == [6, 7, 8]
 
 
@@ -216,7 +233,7 @@ def test_identity_37_a_restored_position_goes_on_bitwise(in_flight):
         if in_flight:
             run.ledger = run.ledger.commit({"a": claim}, ["a"])
         for stream in (a, restored):
-            assert stream.rebase(run.ledger) == 0
+            assert stream.rebase(run.ledger) == Rebase(landed=4 if in_flight else 0)
         assert restored.state_dict() == a.state_dict()
         assert restored.uncommitted == (4 if in_flight else 8)
         expected = read(restored, 1)

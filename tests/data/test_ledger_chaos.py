@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from isthmus.data import LeasedStream, Ledger
+from isthmus.data.leased import Rebase
 from tests.data.numbers import Numbers
 
 NAMES = ["a", "b", "c", "d", "e"]
@@ -27,7 +28,26 @@ class Worker:
     stream: LeasedStream
     ledger: Ledger
     gradient: list[int] = field(default_factory=list)
-    sent: tuple[int, list[int]] = (0, [])  # the commit for which it last captured, and the samples that were in it
+    captures: set[int] = field(default_factory=set)  # lengths at which it was captured: it can be parted only there
+
+    def capture(self, batches_ahead: int) -> dict[str, int]:
+        self.captures.add(len(self.gradient))
+        return through_json(self.stream.claim(batches_ahead))
+
+    def adopt(self, ledger: Ledger) -> Rebase:
+        """What the house does after a commit and after a heal."""
+        self.ledger = ledger
+        moved = self.stream.rebase(ledger)
+        assert moved.void in (0, len(self.gradient))
+        assert moved.landed in {0, *self.captures}
+        done = moved.void or moved.landed
+        self.gradient = self.gradient[done:]
+        self.captures = {length - done for length in self.captures if length > done and not moved.void}
+        return moved
+
+    def drop(self) -> None:
+        self.stream.rewind()
+        self.gradient, self.captures = [], set()
 
     def read(self, num_batches: int) -> None:
         for _ in range(min(num_batches, self.stream.batches_left)):
@@ -41,9 +61,8 @@ class Chaos(RuleBasedStateMachine):
         super().__init__()
         self.ledger = Ledger("numbers", shard_size=4, lease_commits=1)  # of those who are not behind
         self.entered: Counter[int] = Counter()
-        self.means: dict[int, dict[str, list[int]]] = {}  # what each contributor gave, by number of commit
         self.workers: dict[str, Worker] = {}
-        self.disk: dict[str, tuple[dict[str, Any], dict[str, Any], list[int], tuple[int, list[int]]]] = {}
+        self.disk: dict[str, tuple[dict[str, Any], dict[str, Any], list[int], set[int]]] = {}
 
     def alive(self, data: st.DataObject) -> str:
         return data.draw(st.sampled_from(sorted(self.workers)))
@@ -85,17 +104,17 @@ class Chaos(RuleBasedStateMachine):
         name = self.alive(data)
         worker = self.workers[name]
         states = through_json(worker.stream.state_dict()), through_json(worker.ledger.state_dict())
-        self.disk[name] = (*states, list(worker.gradient), worker.sent)
+        self.disk[name] = (*states, list(worker.gradient), set(worker.captures))
 
     @precondition(lambda self: self.disk)
     @rule(data=st.data())
     def restore(self, data: st.DataObject) -> None:
         """However old the checkpoint; where its ledger is the newest, it goes on at once, else it heals."""
         name = data.draw(st.sampled_from(sorted(self.disk)))
-        position, ledger, gradient, sent = self.disk[name]
+        position, ledger, gradient, captures = self.disk[name]
         worker = Worker(LeasedStream(Numbers(), name, BATCH_SIZES[name]), Ledger.from_state_dict(ledger))
         worker.stream.load_state_dict(position)
-        worker.gradient, worker.sent = list(gradient), sent
+        worker.gradient, worker.captures = list(gradient), set(captures)
         self.workers[name] = worker
         if worker.ledger != self.ledger:
             self.heal(name)
@@ -106,24 +125,15 @@ class Chaos(RuleBasedStateMachine):
         self.heal(self.alive(data))
 
     def heal(self, name: str) -> None:
-        worker = self.workers[name]
-        worker.ledger = Ledger.from_state_dict(through_json(self.ledger.state_dict()))
-        commit, sent = worker.sent
-        if worker.stream.rebase(worker.ledger):
-            worker.gradient = []
-        elif self.means.get(commit, {}).get(name) == sent:  # this very one, not another life's
-            worker.gradient = worker.gradient[len(sent) :]
-        worker.sent = (0, [])
+        self.workers[name].adopt(Ledger.from_state_dict(through_json(self.ledger.state_dict())))
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
         """A worker's gradient is not finite: it begins this round again, from a leader's state."""
         name = self.alive(data)
-        self.workers[name].stream.rewind()
-        self.workers[name].gradient = []
+        self.workers[name].drop()
         self.heal(name)
-        self.workers[name].gradient = []
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data(), batches_ahead=st.integers(0, 8), overlap=st.integers(0, 2))
@@ -134,11 +144,9 @@ class Chaos(RuleBasedStateMachine):
         able = sorted(name for name in met if self.workers[name].ledger == self.ledger)
         contributors = set(able) - data.draw(some, label="left out")
         saw = set(able) - data.draw(some, label="did not see the vote")
-        claims = {name: through_json(self.workers[name].stream.claim(batches_ahead)) for name in sorted(met)}
+        claims = {name: self.workers[name].capture(batches_ahead) for name in sorted(met)}
         assert {name: self.ledger.check(name, claims[name]) for name in able} == dict.fromkeys(able, "")
         captured = {name: list(self.workers[name].gradient) for name in contributors}
-        for name in contributors:
-            self.workers[name].sent = (self.ledger.commits + 1, captured[name])
         for name in sorted(met):
             self.workers[name].read(overlap)
         if not saw:  # nobody committed, so it is as if the vote had been no
@@ -146,14 +154,10 @@ class Chaos(RuleBasedStateMachine):
         after = {name: self.workers[name].ledger.commit(claims, contributors) for name in saw}
         assert len({ledger.digest() for ledger in after.values()}) == 1
         self.ledger = after[min(saw)]
-        self.means[self.ledger.commits] = captured
         for gradient in captured.values():
             self.entered.update(gradient)
         for name in saw:
-            worker = self.workers[name]
-            worker.ledger = after[name]
-            assert worker.stream.rebase(worker.ledger) == 0
-            worker.gradient, worker.sent = worker.gradient[len(captured.get(name, [])) :], (0, [])
+            assert self.workers[name].adopt(after[name]) == Rebase(landed=len(captured.get(name, [])))
         for name in met - set(able):
             self.heal(name)
 
@@ -162,8 +166,7 @@ class Chaos(RuleBasedStateMachine):
         """A sync that is refused: all who are not behind have captured, and nothing is changed."""
         for worker in self.workers.values():
             if worker.ledger == self.ledger:
-                worker.stream.claim(batches_ahead)
-                worker.sent = (worker.ledger.commits + 1, list(worker.gradient))
+                worker.capture(batches_ahead)
 
     @invariant()
     def the_ledger_says_what_entered(self) -> None:
@@ -189,13 +192,12 @@ class Chaos(RuleBasedStateMachine):
         self.workers.clear()
         self.join("a")
         for _ in range(2 * frontier):
-            worker = self.workers["a"]
+            worker, before = self.workers["a"], self.ledger.samples
             worker.read(64)
-            claims = {"a": worker.stream.claim(64)}
+            claims = {"a": worker.capture(64)}
             self.entered.update(worker.gradient)
-            worker.gradient = []
-            self.ledger = worker.ledger = worker.ledger.commit(claims, ["a"])
-            assert worker.stream.rebase(worker.ledger) == 0
+            self.ledger = self.ledger.commit(claims, ["a"])
+            assert worker.adopt(self.ledger) == Rebase(landed=worker.ledger.samples - before)
             if all(position in self.entered for position in range(frontier)):
                 break
         assert set(range(frontier)) <= self.entered.keys()

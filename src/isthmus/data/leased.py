@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +15,21 @@ from isthmus.inner.step import Batch
 
 class LeasesExhausted(Exception):
     """Every sample leased to this worker is read: its round ends here, and only a commit can give it more."""
+
+
+@dataclass(frozen=True)
+class Rebase:
+    """What became of the samples that were uncommitted before, counted from the oldest; the rest is uncommitted still.
+
+    Attributes:
+        landed: they are in the anchors, as whole captures. Do not send their pseudo-gradients again: perhaps another
+            life of this worker sent them, which a record of contributors' names cannot tell.
+        void: the whole pseudo-gradient must be dropped (local parameters = anchor): its samples are no longer leased to
+            this worker, or a part of it that was never captured on its own is in the anchors.
+    """
+
+    landed: int = 0
+    void: int = 0
 
 
 class LeasedStream:
@@ -81,13 +96,8 @@ class LeasedStream:
         demand = min(batches_ahead * self._batch_size, MAX_DEMAND)
         return asdict(Claim(self._holding.since, self._read, demand))
 
-    def rebase(self, ledger: Ledger) -> int:
+    def rebase(self, ledger: Ledger) -> Rebase:
         """Go on from another ledger: after every commit, after a heal, at a resume.
-
-        Returns:
-            Samples read since the last commit known here whose progress is void: they are no longer leased to this
-            worker, or are committed already by another life of it. Its pseudo-gradient must be dropped (local
-            parameters = anchor), since these samples are, or will be, in the model without it. 0: all is well.
 
         Raises:
             UserError: the ledger is of other data.
@@ -102,9 +112,9 @@ class LeasedStream:
         self._holding = holding
         if not goes_on:
             self.rewind()
-            return uncommitted
+            return Rebase(void=uncommitted)
         self._captured = {read for read in self._captured if read > holding.samples}
-        return 0
+        return Rebase(landed=uncommitted - self.uncommitted)
 
     def rewind(self) -> None:
         """Forget what was read since the last commit: it is read again (after a pseudo-gradient was dropped)."""
