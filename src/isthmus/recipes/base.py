@@ -98,7 +98,8 @@ def outer_sgd(plan: Plan, local_steps: int, delayed: bool = False) -> Spec:
     The best learning rate does not depend on the size of the model and grows with the number of workers: 0.4 for
     1, 0.6 for 2 to 7, 0.8 from 8 on (Scaling Laws for DiLoCo, arXiv 2503.09799). Momentum 0.9 moves the anchor by up
     to ten pseudo-gradients, too far where few outer steps are to come: 0.8 then, 0.3 where a whole round of delay
-    comes on top; and always 0.6 where H is so small that workers hardly part (docs/learning.md).
+    comes on top. Where H is so small that workers hardly part, 0.6 and 0.3 however long the run: `eager` diverged with
+    0.9 at H = 5 (docs/learning.md).
 
     Args:
         plan: the run.
@@ -106,8 +107,8 @@ def outer_sgd(plan: Plan, local_steps: int, delayed: bool = False) -> Spec:
         delayed: whether means arrive one round late.
     """
     lr = 0.4 if plan.num_workers == 1 else 0.6 if plan.num_workers < 8 else 0.8
-    if local_steps < _LARGE_H and not delayed:
-        momentum = 0.6
+    if local_steps < _LARGE_H:
+        momentum = 0.3 if delayed else 0.6
     elif plan.steps // local_steps >= _MANY_OUTER_STEPS:
         momentum = 0.9
     else:
