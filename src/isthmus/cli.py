@@ -39,6 +39,7 @@ def main() -> None:
     """Run the program. An error is one line; exit code 2 for what the user can mend, 1 for what failed."""
     # Workers share the cores: threads that spin while they wait would slow all of them down, many times over.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost peer is our own line, not a C++ stack trace
     try:
         sys.exit(app(standalone_mode=False))
     except KeyboardInterrupt:

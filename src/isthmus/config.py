@@ -163,6 +163,9 @@ def _known_split(name: str) -> str:
     return name
 
 
+_GIVEN_TO_TRANSPORTS = ("identity", "expected_workers", "rider", "say")
+
+
 class Section(BaseModel):
     """A part of the configuration."""
 
@@ -185,7 +188,7 @@ class OuterConfig(Section):
     """The method. Without a schedule there is no outer loop: gradients are averaged at every step (`ddp`)."""
 
     recipe: str
-    transport: Annotated[Spec, _component(TRANSPORTS, "outer.transport", "identity", "expected_workers")]
+    transport: Annotated[Spec, _component(TRANSPORTS, "outer.transport", *_GIVEN_TO_TRANSPORTS)]
     schedule: Annotated[SyncSchedule, BeforeValidator(_read_schedule)] | None = None
     compressor: Annotated[Spec, _component(COMPRESSORS, "outer.compressor")] | None = None
     merge: Annotated[Spec, _component(MERGES, "outer.merge")] | None = None

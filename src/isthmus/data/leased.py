@@ -54,7 +54,7 @@ class LeasedStream:
         if batch_size < 1:
             raise UserError(f"data: batch_size is {batch_size}; choose at least 1")
         self.tokens_per_batch = batch_size * samples.tokens_per_sample
-        self._samples = samples
+        self.samples = samples
         self.worker = worker
         self._batch_size = batch_size
         self._holding = Holding()  # as of the last rebase
@@ -72,7 +72,7 @@ class LeasedStream:
         first = self.uncommitted
         parts = cut(self._holding.leases, first, first + self._batch_size)
         self._read += self._batch_size
-        return self._samples.read(np.concatenate([np.arange(start, end) for start, end in parts]))
+        return self.samples.read(np.concatenate([np.arange(start, end) for start, end in parts]))
 
     @property
     def batches_left(self) -> int:
@@ -102,9 +102,9 @@ class LeasedStream:
         Raises:
             UserError: the ledger is of other data.
         """
-        if ledger.corpus != self._samples.fingerprint:
+        if ledger.corpus != self.samples.fingerprint:
             raise UserError(
-                f"data: the run's samples are {ledger.corpus}, those of this worker {self._samples.fingerprint}: "
+                f"data: the run's samples are {ledger.corpus}, those of this worker {self.samples.fingerprint}: "
                 "give all workers the same data, sequence_length and seed"
             )
         holding = ledger.holdings.get(self.worker, Holding())
@@ -123,7 +123,7 @@ class LeasedStream:
     def state_dict(self) -> dict[str, Any]:
         """The position and the leases it is a position in, as plain values."""
         return {
-            "corpus": self._samples.fingerprint,
+            "corpus": self.samples.fingerprint,
             "holding": asdict(self._holding) | {"leases": [list(lease) for lease in self._holding.leases]},
             "read": self._read,
             "captured": sorted(self._captured),
@@ -131,7 +131,7 @@ class LeasedStream:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go to a saved position; refuses one in other data."""
-        if state_dict["corpus"] != self._samples.fingerprint:
+        if state_dict["corpus"] != self.samples.fingerprint:
             raise UserError("data: the saved position belongs to other data; restore the data or start a new run")
         leases = tuple((start, end) for start, end in state_dict["holding"]["leases"])
         self._holding = Holding(**(state_dict["holding"] | {"leases": leases}))

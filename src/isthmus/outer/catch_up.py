@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from isthmus.core.types import State, Tensors
+from isthmus.outer.apply import zeros
 from isthmus.outer.sync import Outcome, Sync, arrived
 
 if TYPE_CHECKING:
@@ -49,7 +50,10 @@ def adopt(loop: OuterLoop, state: State) -> list[Sync]:
     """
     loop.transport.load_state_dict(state["transport"])
     loop.transport_state = state["transport"]
-    progress = [_progress(loop, index) for index in range(len(loop.fragments))]
+    rider, in_flight = loop.transport.rider, loop.in_flight.values()
+    contributed = any(loop.transport.contributed_to(sync.outer_step) for sync in in_flight)
+    keeps = rider is None or rider.settle(contributed)
+    progress = [_progress(loop, index) if keeps else zeros(f) for index, f in enumerate(loop.fragments)]
     loop.stage = state["stage"]
     loop.inner_steps, loop.outer_steps = state["inner_steps"], state["outer_steps"]
     loop.outer_optimizer.load_state_dict(state["outer_optimizer"])

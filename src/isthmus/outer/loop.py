@@ -99,6 +99,16 @@ class OuterLoop:
         self.pace.resume(self.transport.now())
         return self._take_reports()
 
+    @torch.no_grad()
+    def skip(self) -> list[SyncReport]:
+        """Go on to the next sync without training: this worker has nothing to train on until then."""
+        begins = False
+        while self.stage == "training" and self.inner_steps != self.steps and not begins:
+            begins = bool(self.schedule.begins(self.inner_steps + 1))
+            self._advance(self.inner_steps + 1)
+        self.pace.resume(self.transport.now())
+        return self._take_reports()
+
     def _advance(self, step: int) -> None:
         """One step of the schedule. Nothing changes while this thread waits, so that others can take the state over."""
         blocking, due = self.schedule.blocking(step), self.schedule.finishes(step)
@@ -163,7 +173,7 @@ class OuterLoop:
                 for f in self.fragments
             ],
             "in_flight": [
-                {"fragment": sync.fragment, "own": sync.own, "detached": sync.detached, "outer_step": sync.outer_step}
+                {name: getattr(sync, name) for name in ("fragment", "own", "detached", "claim", "outer_step")}
                 for sync in sorted(self.in_flight.values(), key=lambda sync: sync.outer_step)
             ],
         }
@@ -225,7 +235,8 @@ class OuterLoop:
         if before and self.merge.keeps_progress and not before.detached:  # on its way already: do not count it twice
             torch._foreach_sub_(own, before.own)
         detached = self._delayed and not self.merge.keeps_progress and not self.schedule.warm(self.inner_steps)
-        return Sync(index, own, detached)
+        rider = self.transport.rider if index == len(self.fragments) - 1 else None  # it moves once a round
+        return Sync(index, own, detached, rider.claim() if rider else None)
 
     def _send(self, captured: list[Sync]) -> None:
         for sync in captured:
@@ -254,6 +265,8 @@ class OuterLoop:
                 apply(fragment, sync, outcome, self.merge, self.outer_optimizer, newer, plain, closing)
             if sync and sync.left_out:
                 start_over(self.fragments, [*self.in_flight.values(), *captured])
+                if self.transport.rider:
+                    self.transport.rider.rewind()
 
     def _arrived(self, indices: list[int]) -> bool:
         """Wait for these fragments' syncs; False when the others had gone on and this worker took over their state."""
@@ -286,7 +299,8 @@ class OuterLoop:
     def _compare_anchors(self) -> bool:
         """Refuse to start from different weights; True when the others have started already."""
         try:
-            peers = self.transport.quorum(0)
+            rider = self.transport.rider
+            peers = self.transport.quorum(0, rider.claim() if rider else None)
             self.transport.commit(peers, True, bytes.fromhex(self.anchor_hash()))
         except Behind:
             return True

@@ -6,6 +6,7 @@ import math
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -27,6 +28,7 @@ class Sync:
     fragment: int
     own: Tensors  # this worker's pseudo-gradient, float32
     detached: bool  # the local parameters were reset to the anchor since: they no longer hold `own`
+    claim: Any = None  # of the rider, made with `own`
     left_out: bool = False  # nothing of it reached the others, and nothing of it is kept
     outer_step: int = -1  # given when it is sent
     outcome: Future[Outcome] | None = field(default=None, repr=False)
@@ -96,7 +98,7 @@ class Exchange:
         """Once through quorum, average and commit; the `last` attempt may have counted for the others."""
         undecided = last is not None and last.undecided
         try:
-            peers = self.transport.quorum(sync.outer_step)
+            peers = self.transport.quorum(sync.outer_step, sync.claim)
         except TransportError as error:
             if not self.transport.limits.elastic:
                 raise

@@ -22,7 +22,7 @@ from isthmus.outer import MERGES, OuterLoop
 from isthmus.train.data_parallel import DataParallel
 from isthmus.transport import TRANSPORTS, Transport
 
-_PRIVATE = ("train.run_dir",)  # may differ between workers
+_PRIVATE = ("train.run_dir", "outer.transport.host")  # may differ between workers
 
 
 def open_data(config: RunConfig, model: ModelSpec) -> Corpus:
@@ -40,18 +40,23 @@ def build_model_spec(config: RunConfig) -> ModelSpec:
     return spec
 
 
-def build_transport(config: RunConfig) -> Transport:
+def is_elastic(config: RunConfig) -> bool:
+    """Whether workers may come and go."""
+    return bool(TRANSPORTS.get(config.outer.transport["type"]).limits.elastic)
+
+
+def build_transport(config: RunConfig, **more: Any) -> Transport:
     """The transport, not yet joined; it compares configurations when it is."""
     shared = {key: str(value) for key, value in shared_keys(config).items()}
     transport: Transport = build(
-        TRANSPORTS, config.outer.transport, identity=shared, expected_workers=config.train.workers
+        TRANSPORTS, config.outer.transport, identity=shared, expected_workers=config.train.workers, **more
     )
     return transport
 
 
-def build_method(config: RunConfig, model: nn.Module) -> OuterLoop | DataParallel:
-    """Join the other workers with the outer loop, or, without a schedule, with DDP."""
-    outer, transport = config.outer, build_transport(config)
+def build_method(config: RunConfig, model: nn.Module, **more: Any) -> OuterLoop | DataParallel:
+    """Join the other workers with the outer loop, or, without a schedule, with DDP; `more` is for the transport."""
+    outer, transport = config.outer, build_transport(config, **more)
     if outer.schedule is None:
         return DataParallel(model, transport, outer.transport["sync_budget_seconds"])
     return OuterLoop(
@@ -62,6 +67,7 @@ def build_method(config: RunConfig, model: nn.Module) -> OuterLoop | DataParalle
         factory(OUTER_OPTIMIZERS, outer.optimizer, "params"),
         build(MERGES, outer.merge),
         outer.hash_every,
+        config.train.steps,
     )
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,13 +22,17 @@ from rich.console import Console
 from isthmus.config import RunConfig, dump
 from isthmus.core import UserError
 from isthmus.recipes.load import ENVIRONMENT_PREFIX
+from isthmus.train.assemble import is_elastic
 from isthmus.train.progress import LiveProgress
 from isthmus.train.record import Record
 from isthmus.train.trainer import metrics_path
+from isthmus.transport.torchft_lighthouse import lighthouse
 
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 2.0  # for the other workers to say what they know, once one has failed
 _STOP = b"stop"
+_MEETING_GRACE_SECONDS = 5.0  # how long workers on one machine wait for each other at a sync
+_MOST_DEATHS = 100  # of one worker of an elastic run, after which it is not started again
 
 
 class WorkerFailed(Exception):
@@ -61,6 +66,9 @@ def launch(config: RunConfig, console: Console, resume: bool = False, name: str 
     run_dir, workers, name = Path(config.train.run_dir), config.train.workers, name or config.outer.recipe
     if not resume and metrics_path(run_dir, 0).exists():
         raise UserError(f"{run_dir} holds a run already: go on with it by --resume, or choose another train.run_dir")
+    if config.outer.transport["type"] == "torchft" and config.outer.transport["lighthouse"] is None:
+        with lighthouse("127.0.0.1:0", grace_seconds=_MEETING_GRACE_SECONDS) as port:
+            return launch(_with_lighthouse(config, f"127.0.0.1:{port}"), console, resume, name)
     console.print(f"{name}: {workers} worker{'s'[: workers - 1]}, {config.train.steps} steps, into {run_dir}")
     with (
         _counted_signals() as signals,
@@ -77,6 +85,11 @@ def launch(config: RunConfig, console: Console, resume: bool = False, name: str 
             time.sleep(_POLL_SECONDS)
     record = Record.read(run_dir, name)
     return record if record.summary["finished"] else None
+
+
+def _with_lighthouse(config: RunConfig, address: str) -> RunConfig:
+    transport = config.outer.transport | {"lighthouse": address}
+    return config.model_copy(update={"outer": config.outer.model_copy(update={"transport": transport})})
 
 
 def how_to_resume(run_dir: Path) -> str:
@@ -97,6 +110,8 @@ class Workers:
         self.stopping = False
         self._resume = resume
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._elastic = is_elastic(config)
+        self._num_deaths = [0] * config.train.workers
 
     def __enter__(self) -> Self:
         """Start all."""
@@ -104,22 +119,22 @@ class Workers:
         logs.mkdir(parents=True, exist_ok=True)
         path = logs / "config.yaml"  # what workers are given; they write the run's own once they agree on it
         path.write_text(yaml.safe_dump(dump(self.config), sort_keys=False))
-        command = [sys.executable, "-m", "isthmus", "train", str(path), "--on-leash", *["--resume"][: self._resume]]
+        command = [sys.executable, "-m", "isthmus", "train", str(path), "--on-leash"]
         world = self._world()
-        for worker in range(self.config.train.workers):
-            with self._log(worker).open("wb") as log:
-                own = {"RANK": str(worker), "LOCAL_RANK": str(worker)}
-                self._processes.append(
-                    subprocess.Popen(
-                        command,
-                        stdin=subprocess.PIPE,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        env=world | own,
-                        process_group=0,  # the terminal's Ctrl-C reaches the launcher alone
-                    )
-                )
+        self._start = partial(self._start_one, command, world)
+        self._processes = [self._start(worker) for worker in range(self.config.train.workers)]
         return self
+
+    def _start_one(self, command: list[str], world: dict[str, str], worker: int) -> subprocess.Popen[bytes]:
+        with self._log(worker).open("ab") as log:
+            return subprocess.Popen(
+                [*command, *["--resume"][: self._resume or self._num_deaths[worker]]],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=world | {"RANK": str(worker), "LOCAL_RANK": str(worker)},
+                process_group=0,  # the terminal's Ctrl-C reaches the launcher alone
+            )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -140,9 +155,20 @@ class Workers:
             WorkerFailed: a worker ended with another exit code but 0.
         """
         codes = [process.poll() for process in self._processes]
+        for worker, code in enumerate(codes):
+            if code and self._may_come_back(worker, code):
+                self._num_deaths[worker] += 1
+                self._processes[worker] = self._start(worker)
+                codes[worker] = None
         if any(codes):
             self._explain()
         return None in codes
+
+    def _may_come_back(self, worker: int, code: int) -> bool:
+        """In an elastic run a worker that died is started again, as long as others live and it is not hopeless."""
+        others = [process for other, process in enumerate(self._processes) if other != worker]
+        lives = any(process.poll() is None for process in others)
+        return self._elastic and lives and code != 2 and not self.stopping and self._num_deaths[worker] < _MOST_DEATHS
 
     def stop(self) -> None:
         """Have all workers stop after the same step."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import uuid
 from contextlib import nullcontext
@@ -16,7 +17,8 @@ import yaml
 from torch.distributed import HashStore
 
 from isthmus.config import RunConfig, dump
-from isthmus.core import SyncReport, UserError
+from isthmus.core import State, SyncReport, UserError
+from isthmus.data import Corpus
 from isthmus.outer import OuterLoop, anchored
 from isthmus.train import assemble
 from isthmus.train.checkpoint import Checkpoints
@@ -47,11 +49,12 @@ def train(config: RunConfig, resume: bool = False) -> dict[str, Any]:
         UserError: something in the configuration, the data or the folder does not fit.
         TransportError: other workers are gone, or differ.
     """
-    worker, _ = find_world()
+    elastic = assemble.is_elastic(config)
+    worker = int(os.environ.get("RANK", "0")) if elastic else find_world()[0]
     run_dir = Path(config.train.run_dir)
     if not resume and metrics_path(run_dir, worker).exists():
         raise UserError(f"{run_dir} holds a run already: go on with it by --resume, or choose another train.run_dir")
-    trainer = Trainer(config, worker)
+    trainer = (_elastic_trainer() if elastic else Trainer)(config, worker)
     if resume:
         trainer.restore()
     return trainer.run()
@@ -66,18 +69,19 @@ class Trainer:
         corpus = assemble.open_data(config, model_spec)
         self.device = assemble.choose_device()
         self.model = model_spec.build(config.train.seed).to(self.device)
-        self.stream = corpus.stream(worker, config.inner.batch_size, config.train.seed)
+        self.stream = self._open_stream(corpus)
         num_sequences = config.train.eval_batches * config.inner.batch_size
         self.validation = corpus.validation(config.inner.batch_size, num_sequences) if worker == 0 else []
-        self.checkpoints = Checkpoints(self.run_dir / "checkpoints", worker, assemble.layout(config, self.model), _say)
+        self.checkpoints = Checkpoints(self.run_dir / "checkpoints", worker, assemble.layout(config, self.model), say)
         self.totals = Totals()
         self.eval_loss: float | None = None
-        self.method: OuterLoop | DataParallel = assemble.build_method(config, self.model)
+        self.method: OuterLoop | DataParallel = self._build_method()
         self.clock = self.method.transport.now
         module = self.method.module if isinstance(self.method, DataParallel) else self.model
         self.inner_step = assemble.build_inner_step(config, self.model, module)
         self._metrics_bytes = 0
         self._saved_step = -1
+        self._last_position = self.position
         assemble.seed_generators(config.train.seed, worker)
 
     def restore(self) -> None:
@@ -91,6 +95,11 @@ class Trainer:
         state = self.checkpoints.load(step)
         if state["finished"] and step >= self.config.train.steps:
             raise UserError(f"{self.run_dir} is finished after {step} steps: raise train.steps to train on")
+        self._become(state, step)
+        self.checkpoints.discard_after(step)
+
+    def _become(self, state: State, step: int) -> None:
+        """Stand where a checkpoint stands."""
         self.model.load_state_dict(state["model"])
         self.inner_step.load_state_dict(state["inner_step"])
         self.stream.load_state_dict(state["stream"])
@@ -99,7 +108,7 @@ class Trainer:
         self._saved_step = step
         assemble.set_generator_state(state["generators"])
         self.method.load_state_dict(state["method"])  # last: it sends again what was in flight
-        self.checkpoints.discard_after(step)
+        self._last_position = self.position
 
     def run(self) -> dict[str, Any]:
         """Train from where this worker stands; returns its part of the summary."""
@@ -125,7 +134,7 @@ class Trainer:
             self.metrics.close()
         if not finished and self.worker == 0:
             how = f"isthmus train {self.run_dir}/config.yaml --resume"
-            _say(f"stopped after step {self.totals.steps}; go on with: {how}")
+            say(f"stopped after step {self.totals.steps}; go on with: {how}")
         return self._write_summary(finished)
 
     def _train_step(self) -> None:
@@ -137,44 +146,60 @@ class Trainer:
             metrics = self.inner_step(batch)
         reports = self.method.step()
         self.totals.count_step(self.stream.tokens_per_batch, self.clock() - begin, metrics["skipped"] > 0)
-        step = self.totals.steps
-        if step % train.log_every == 0 or step in (1, train.steps):
+        step, before = self.position, self._last_position
+        self._last_position = step
+
+        def due(every: int) -> bool:
+            return every > 0 and step // every > before // every
+
+        if due(train.log_every) or before == 0 or step == train.steps:
             self._log(metrics)
         if metrics["skipped"]:
             self.metrics.write("fault", step=step, reason="the gradient is not finite: step skipped")
         self._note(reports)
         if step == train.steps:
             return
-        if train.eval_every and step % train.eval_every == 0:
+        if due(train.eval_every):
             self._evaluate()
-        if train.checkpoint_every and step % train.checkpoint_every == 0:
+        if due(train.checkpoint_every):
             self._save(finished=False)
+
+    @property
+    def position(self) -> int:
+        """Steps of the whole run that are done."""
+        return self.totals.steps
+
+    def _open_stream(self, corpus: Corpus) -> Any:
+        return corpus.stream(self.worker, self.config.inner.batch_size, self.config.train.seed)
+
+    def _build_method(self) -> OuterLoop | DataParallel:
+        return assemble.build_method(self.config, self.model)
 
     def _conclude(self, finished: bool) -> None:
         """Land what is in flight where this is the end of the run; leave a checkpoint behind either way."""
         if finished:
             self._note(self.method.finish())
             self._evaluate()
-        if finished or self._saved_step != self.totals.steps:
+        if finished or self._saved_step != self.position:
             self._save(finished)
 
     def _note(self, reports: list[SyncReport]) -> None:
         """Write down and count syncs; they prove which checkpoints everybody has, so older ones can go."""
         for report in reports:
-            self.metrics.write_sync(self.totals.steps, report)
+            self.metrics.write_sync(self.position, report)
             self.totals.add(report)
         if reports:
             schedule = self.config.outer.schedule
-            sent_at = self.totals.steps - (schedule.overlap_steps if schedule else 0)
+            sent_at = self.position - (schedule.overlap_steps if schedule else 0)
             self.checkpoints.prune(self.config.train.keep_checkpoints, last_common=sent_at - 1)
 
     def _log(self, metrics: dict[str, float]) -> None:
         totals = self.totals
         values = {name: metrics[name] for name in ("loss", "lr", "grad_norm")}
-        self.metrics.write("step", step=totals.steps, tokens=totals.tokens, seconds=totals.train_seconds, **values)
+        self.metrics.write("step", step=self.position, tokens=totals.tokens, seconds=totals.train_seconds, **values)
         rate = totals.tokens / max(totals.train_seconds, 1e-9)
         print(
-            f"step {totals.steps}/{self.config.train.steps}  loss {metrics['loss']:.4f}  {rate:,.0f} tokens/s",
+            f"step {self.position}/{self.config.train.steps}  loss {metrics['loss']:.4f}  {rate:,.0f} tokens/s",
             flush=True,
         )
 
@@ -188,7 +213,7 @@ class Trainer:
             subject, look = "anchor", anchored(self.method.fragments)
         with torch.no_grad(), look:
             self.eval_loss = evaluate(self.model, self.validation, self.device)
-        self.metrics.write("eval", step=self.totals.steps, loss=self.eval_loss, of=subject)
+        self.metrics.write("eval", step=self.position, loss=self.eval_loss, of=subject)
 
     def _save(self, finished: bool) -> None:
         state = {
@@ -201,8 +226,8 @@ class Trainer:
             "metrics_bytes": self.metrics.position,
             "finished": finished,
         }
-        self.checkpoints.save(self.totals.steps, state)
-        self._saved_step = self.totals.steps
+        self.checkpoints.save(self.position, state)
+        self._saved_step = self.position
 
     def _open_folder(self) -> None:
         self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -235,6 +260,12 @@ class Trainer:
         return part
 
 
+def _elastic_trainer() -> type[Trainer]:
+    from isthmus.train.elastic_trainer import ElasticTrainer  # which is built upon this module
+
+    return ElasticTrainer
+
+
 def metrics_path(run_dir: Path, worker: int) -> Path:
     """Where a worker's metrics lie."""
     return run_dir / "metrics" / f"worker-{worker}.jsonl"
@@ -256,5 +287,6 @@ def _write(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """A line for whoever runs this."""
     print(line, file=sys.stderr, flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from isthmus.core.types import Peers, State
 
@@ -44,6 +44,42 @@ class Replica(Protocol):
         ...
 
 
+class Rider(Protocol):
+    """State that moves only with a commit, such as the data ledger: equal on all workers after the same commits."""
+
+    def claim(self) -> Any:
+        """What this worker wants committed along with what it sends: a plain value, made at the capture."""
+        ...
+
+    def check(self, worker: str, claim: Any) -> str:
+        """Why somebody's claim cannot be committed, judged alike by all; empty where it can."""
+        ...
+
+    def commit(self, claims: dict[str, Any], contributors: list[str]) -> None:
+        """Move on: the claims of all that are present, and who of them is in the mean."""
+        ...
+
+    def settle(self, contributed: bool) -> bool:
+        """After catching up: whether this worker's progress since its last commit still counts; else it is forgotten.
+
+        Args:
+            contributed: whether the others' state holds a sync that this worker still had in flight.
+        """
+        ...
+
+    def rewind(self) -> None:
+        """This worker's progress since its last commit was dropped."""
+        ...
+
+    def state_dict(self) -> State:
+        """All of it."""
+        ...
+
+    def load_state_dict(self, state_dict: State) -> None:
+        """Stand where a saved or fetched state stands."""
+        ...
+
+
 @dataclass(frozen=True)
 class TransportLimits:
     """What a transport can and cannot do."""
@@ -63,6 +99,11 @@ class Transport(Protocol):
         ...
 
     @property
+    def rider(self) -> Rider | None:
+        """What moves with the commits; None in a static world."""
+        ...
+
+    @property
     def num_workers(self) -> int:
         """Workers that a quorum formed now would have."""
         ...
@@ -71,8 +112,12 @@ class Transport(Protocol):
         """Connect; catch up with the others if the run is ahead of this worker."""
         ...
 
-    def quorum(self, outer_step: int) -> Peers:
+    def quorum(self, outer_step: int, claim: Any = None) -> Peers:
         """Agree on the workers of this sync.
+
+        Args:
+            outer_step: number of the sync.
+            claim: of this worker's rider, if it has one and the sync moves it.
 
         Raises:
             Behind: this worker has to catch up first (elastic worlds only).
@@ -126,6 +171,8 @@ class Transport(Protocol):
 
 class Static:
     """What a world whose workers never change has to say to questions about change."""
+
+    rider: Rider | None = None
 
     def pace(self, steps_per_second: float) -> float:
         """All are taken to be as fast as each other."""

@@ -6,9 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from typing import Any
 
 from isthmus.core.types import Peers, State, UserError
-from isthmus.transport.base import Behind, Drift, Leaving, Replica, TransportError, TransportLimits
+from isthmus.transport.base import Behind, Drift, Leaving, Replica, Rider, TransportError, TransportLimits
 from isthmus.transport.donor import StateServer
 from isthmus.transport.election import Weighting, leaders, link, weigh
 from isthmus.transport.heal import fetch
@@ -40,6 +41,7 @@ class Elastic:
         state_host: address under which the others can fetch this worker's state.
         token: what all workers of the run know and nobody else; shown before any state is handed out.
         say: where a line goes that a person should read.
+        rider: what moves with the commits.
     """
 
     limits = TransportLimits(elastic=True)
@@ -55,6 +57,7 @@ class Elastic:
         state_host: str = "127.0.0.1",
         token: str = "",
         say: Say = print,
+        rider: Rider | None = None,
     ) -> None:
         if expected_workers is not None and min_workers > expected_workers:
             raise UserError(
@@ -70,6 +73,8 @@ class Elastic:
             dict[str, float](),
         )  # inner steps a second: own, all members' at the last commit
         self.healed = False
+        self.rider = rider
+        self._claim: Any = None
         self._server: StateServer | None = None
         self._state_host, self._token, self._say = state_host, token, say
         self._version, self._chain = 0, "new"
@@ -96,14 +101,14 @@ class Elastic:
         )
         self._deadline = time.monotonic() + _JOIN_BUDGETS * self.sync_budget_seconds
 
-    def quorum(self, outer_step: int) -> Peers:
+    def quorum(self, outer_step: int, claim: Any = None) -> Peers:
         """Meet the others; wait while there are too few.
 
         Raises:
             Behind: the others have committed without this worker.
             TransportError: the engine failed, or this worker leaves.
         """
-        self._outer_step = outer_step
+        self._outer_step, self._claim = outer_step, claim
         while not self._leaving.is_set():
             meeting = self.membership.meet(self._card(), self.sync_budget_seconds)
             self._seen = set(meeting.cards)
@@ -112,7 +117,7 @@ class Elastic:
             if not missing:
                 self._meeting, self._members, self._waits_for = meeting, names, ""
                 self.num_workers = len(names)
-                weights = weigh(meeting.cards, names, self.weighting)
+                weights = self._weigh(meeting, names)
                 return self.membership.gather_around(meeting, names, weights)
             if missing != self._waits_for:
                 self._say(f"{self.membership.name}: {missing}")
@@ -142,6 +147,9 @@ class Elastic:
             self._contributed |= dict.fromkeys(weighted, self._outer_step)
             self._speeds = {name: meeting.cards[name]["speed"] for name in self._members}
             self.healed = False
+            if self.rider is not None and self._claim is not None:
+                claims = {name: meeting.cards[name]["claim"] for name in self._members}
+                self.rider.commit(claims, weighted)
         return committed
 
     def pace(self, steps_per_second: float) -> float:
@@ -177,12 +185,15 @@ class Elastic:
 
     def state_dict(self) -> State:
         """What moves with every commit."""
-        return {"version": self._version, "chain": self._chain, "contributed": dict(self._contributed)}
+        ridden = {"rider": self.rider.state_dict()} if self.rider is not None else {}
+        return {"version": self._version, "chain": self._chain, "contributed": dict(self._contributed), **ridden}
 
     def load_state_dict(self, state_dict: State) -> None:
         """Stand where a saved or fetched state stands."""
         self._version, self._chain = state_dict["version"], state_dict["chain"]
         self._contributed = dict(state_dict["contributed"])
+        if self.rider is not None:
+            self.rider.load_state_dict(state_dict["rider"])
 
     def leave(self) -> None:
         """Say goodbye."""
@@ -221,6 +232,7 @@ class Elastic:
             "outer_step": self._outer_step,
             "address": self._server.address if self._server else "",
             "healed": self.healed,
+            "claim": self._claim,
             "finished": False,
             "speed": self._speed,
             "steps": 0,
@@ -238,6 +250,17 @@ class Elastic:
         if own not in names and not look_only:
             raise Behind(f"{', '.join(names)} are at version {meeting.cards[names[0]]['version']}")
         return [name for name in names if meeting.cards[name]["identity"] == self.identity]
+
+    def _weigh(self, meeting: Meeting, names: list[str]) -> list[float]:
+        """Shares by rule; nothing for a worker whose claim cannot be committed, as long as there are others."""
+        cards = dict(meeting.cards)
+        if self.rider is not None and self._claim is not None:
+            for name in names:
+                reason = self.rider.check(name, cards[name]["claim"])
+                if reason:
+                    self._say(f"left out of sync {self._outer_step}: {reason}")
+                    cards[name] = cards[name] | {"healed": True}
+        return weigh(cards, names, self.weighting)
 
     def _missing(self, meeting: Meeting, names: list[str]) -> str:
         """Why these cannot sync yet; empty when they can."""

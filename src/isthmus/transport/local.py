@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -125,7 +125,7 @@ class Local(Static):
     def join(self, replica: Replica) -> None:
         """Nothing to do: all workers are there from the beginning."""
 
-    def quorum(self, outer_step: int) -> Peers:
+    def quorum(self, outer_step: int, claim: Any = None) -> Peers:
         """All workers, always; the sync begins at the calling thread's time."""
         self.world.check_alive(self.rank)
         return _LocalPeers(self, outer_step)

@@ -7,6 +7,7 @@ import threading
 import time
 from datetime import timedelta
 from importlib.metadata import version
+from typing import Any
 
 import torch.distributed as dist
 
@@ -76,7 +77,7 @@ class TorchDist(Static):
             self.leave()
             raise
 
-    def quorum(self, outer_step: int) -> Peers:
+    def quorum(self, outer_step: int, claim: Any = None) -> Peers:
         """All ranks, always."""
         weights = [1 / self.num_workers] * self.num_workers
         device = "cpu" if self.backend == "gloo" else "cuda"

@@ -1,0 +1,95 @@
+"""A worker of an elastic run: it may come late, leave early, and need not take every step."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+from isthmus.core import UserError
+from isthmus.data import Corpus
+from isthmus.data.leased import LeasedStream, LeasesExhausted
+from isthmus.outer import OuterLoop
+from isthmus.train import assemble
+from isthmus.train.leases import Leases
+from isthmus.train.trainer import Trainer, say
+from isthmus.transport import TransportError
+from isthmus.transport.engines import worker_name
+
+
+class ElasticTrainer(Trainer):
+    """As `Trainer`, but the run's progress is the outer loop's, and the data come from the ledger."""
+
+    stream: Leases
+    method: OuterLoop
+
+    def restore(self) -> None:
+        """Go on from this worker's own newest checkpoint, unless the others were ahead and it has caught up already."""
+        usable = self.checkpoints.usable()
+        if self.method.transport_state["version"] > 0 or not usable:
+            return
+        self._become(self.checkpoints.load(max(usable)), max(usable))
+
+    def run(self) -> dict[str, Any]:
+        """Train until the run is finished, or this worker is told to leave."""
+        self._open_folder()
+        steps, leaving = self.config.train.steps, self._listen()
+        try:
+            while self.method.stage != "finished" and not leaving.is_set():
+                while self.method.inner_steps < steps and self.method.stage == "training" and not leaving.is_set():
+                    self._train_step()
+                if not leaving.is_set():
+                    self._note(self.method.finish())
+            finished = self.method.stage == "finished"
+            if finished:
+                self._evaluate()
+            self._save(finished)
+            self.method.close()
+        except TransportError as error:
+            self.metrics.write("fault", step=self.position, reason=str(error))
+            raise
+        finally:
+            self.metrics.close()
+        if not finished:
+            say(f"left after step {self.position}; come back with: isthmus train {self.run_dir}/config.yaml --resume")
+        return self._write_summary(finished)
+
+    @property
+    def position(self) -> int:
+        """Steps of the whole run that are done, by whoever was there."""
+        return self.method.inner_steps
+
+    def _train_step(self) -> None:
+        self.inner_step.set_progress(self.position)
+        try:
+            super()._train_step()
+        except LeasesExhausted:
+            self._note(self.method.skip())
+
+    def _open_stream(self, corpus: Corpus) -> Leases:
+        config = self.config
+        if config.outer.schedule is None:
+            raise UserError(f"{config.outer.recipe} has no outer loop: it needs outer.transport.type torch_dist")
+        stream = LeasedStream(corpus.samples(config.train.seed), worker_name(), config.inner.batch_size)
+        return Leases(stream, config.outer.schedule.local_steps)
+
+    def _build_method(self) -> OuterLoop:
+        method = assemble.build_method(self.config, self.model, rider=self.stream, say=say)
+        assert isinstance(method, OuterLoop)
+        return method
+
+    def _listen(self) -> threading.Event:
+        """Ctrl-C or SIGTERM: this worker leaves after the step, the others go on. A second one ends it at once."""
+        leaving, transport = threading.Event(), self.method.transport
+
+        def leave(number: int, frame: FrameType | None) -> None:
+            for each in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(each, signal.SIG_DFL)
+            leaving.set()
+            transport.interrupt()
+
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, leave)
+        return leaving

@@ -1,0 +1,80 @@
+"""The data ledger, as it rides with an elastic world's commits, and this worker's batches out of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from isthmus.core import State
+from isthmus.data.leased import LeasedStream
+from isthmus.data.ledger import Ledger
+from isthmus.inner.step import Batch
+
+_ROUNDS_AHEAD = 3  # the one in flight, the next, and one that is refused
+
+
+class Leases:
+    """A `transport.base.Rider`: the ledger moves on the communication thread, the stream on the training thread.
+
+    Args:
+        stream: this worker's.
+        local_steps: H.
+    """
+
+    def __init__(self, stream: LeasedStream, local_steps: int) -> None:
+        self.stream = stream
+        self.ledger = Ledger(stream.samples.fingerprint)
+        self._batches_ahead = _ROUNDS_AHEAD * local_steps
+        self._based_on = self.ledger
+
+    @property
+    def tokens_per_batch(self) -> int:
+        """Tokens a batch trains on."""
+        return self.stream.tokens_per_batch
+
+    def __next__(self) -> Batch:
+        """The next batch; raises `LeasesExhausted` where a commit has to come first."""
+        self._rebase()
+        return next(self.stream)
+
+    def claim(self) -> dict[str, int]:
+        """What was read, and what is wanted."""
+        self._rebase()
+        return self.stream.claim(self._batches_ahead)
+
+    def check(self, worker: str, claim: Any) -> str:
+        """See `Ledger.check`."""
+        return self.ledger.check(worker, claim)
+
+    def commit(self, claims: dict[str, Any], contributors: list[str]) -> None:
+        """See `Ledger.commit`."""
+        self.ledger = self.ledger.commit(claims, contributors)
+
+    def settle(self, contributed: bool) -> bool:
+        """After catching up: whether this worker's progress since its last commit still counts; else it is forgotten.
+
+        It does not where others were given its samples meanwhile, or where some of it is in the others' state though
+        this worker does not know which (it went on from an old checkpoint).
+        """
+        verdict = self._rebase()
+        counts = verdict is None or (verdict.void == 0 and (verdict.landed == 0 or contributed))
+        if not counts:
+            self.stream.rewind()
+        return counts
+
+    def rewind(self) -> None:
+        """This worker's progress was dropped: read its samples again."""
+        self.stream.rewind()
+
+    def state_dict(self) -> State:
+        """The ledger."""
+        return self.ledger.state_dict()
+
+    def load_state_dict(self, state_dict: State) -> None:
+        """Take over a ledger."""
+        self.ledger = Ledger.from_state_dict(state_dict)
+
+    def _rebase(self) -> Any:
+        if self.ledger is self._based_on:
+            return None
+        self._based_on = self.ledger
+        return self.stream.rebase(self._based_on)

@@ -1,0 +1,138 @@
+"""Elastic worlds as a configuration names them: `outer.transport.type`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from isthmus.core.types import UserError
+from isthmus.transport.base import Rider
+from isthmus.transport.elastic import Elastic
+from isthmus.transport.election import Weighting
+
+
+def worker_name() -> str:
+    """Of this worker: the same after a restart."""
+    return f"worker-{os.environ.get('RANK', '0')}"
+
+
+def _token(identity: dict[str, str] | None) -> str:
+    """A state is handed to workers of the same configuration only."""
+    return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+class OverTorchFT(Elastic):
+    """An elastic world over torchft's lighthouse.
+
+    Args:
+        lighthouse: its address, host:port, as `isthmus lighthouse` prints it; `isthmus launch` starts one of its own.
+        min_workers: with fewer nobody commits.
+        weighting: each worker's share in the mean.
+        sync_budget_seconds: bound on one attempt at a sync; all other timeouts follow from it.
+        host: how the other workers reach this machine; None: the address from which it reaches the lighthouse.
+        identity: what all workers must share.
+        expected_workers: how many a new run waits for.
+        rider: what moves with the commits.
+    """
+
+    def __init__(
+        self,
+        lighthouse: str | None = None,
+        min_workers: int = 1,
+        weighting: Weighting = "uniform",
+        sync_budget_seconds: float = 60.0,
+        host: str | None = None,
+        identity: dict[str, str] | None = None,
+        expected_workers: int | None = None,
+        rider: Rider | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        from isthmus.transport.torchft import TorchFT
+        from isthmus.transport.torchft_lighthouse import own_address, split_address
+
+        if lighthouse is None:
+            raise UserError(
+                "outer.transport.lighthouse is missing: start one with isthmus lighthouse and give its address, "
+                "or use isthmus launch, which starts one itself"
+            )
+        host = host or own_address(split_address(lighthouse)[0])
+        super().__init__(
+            TorchFT(lighthouse, worker_name(), sync_budget_seconds, host),
+            identity=identity,
+            expected_workers=expected_workers,
+            min_workers=min_workers,
+            weighting=weighting,
+            sync_budget_seconds=sync_budget_seconds,
+            state_host=host,
+            token=_token(identity),
+            rider=rider,
+            say=say,
+        )
+
+
+class OverHivemind(Elastic):
+    """An elastic world without a master, over hivemind's DHT and libp2p.
+
+    Args:
+        initial_peers: addresses of peers that are there already, as `isthmus dht` prints them.
+        run: name of the run in the DHT.
+        identity_folder: where this worker keeps the key that makes its peer id.
+        allowed_peers: peer ids that may take part; None: any.
+        listen: multiaddrs to listen on.
+        announce: multiaddrs as the others see them; empty: those listened on.
+        relay: let peers behind NAT be reached through others.
+        min_workers: with fewer nobody commits.
+        weighting: each worker's share in the mean.
+        sync_budget_seconds: bound on one attempt at a sync; all other timeouts follow from it.
+        host: how the other workers reach this machine, to catch up.
+        identity: what all workers must share.
+        expected_workers: how many a new run waits for.
+        rider: what moves with the commits.
+    """
+
+    def __init__(
+        self,
+        initial_peers: tuple[str, ...] = (),
+        run: str = "isthmus",
+        identity_folder: str = "runs/identity",
+        allowed_peers: tuple[str, ...] | None = None,
+        listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",),
+        announce: tuple[str, ...] = (),
+        relay: bool = False,
+        min_workers: int = 1,
+        weighting: Weighting = "uniform",
+        sync_budget_seconds: float = 60.0,
+        host: str = "127.0.0.1",
+        identity: dict[str, str] | None = None,
+        expected_workers: int | None = None,
+        rider: Rider | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        from isthmus.transport.hivemind import Hivemind
+
+        engine = Hivemind(
+            worker_name(),
+            run,
+            Path(identity_folder) / f"{worker_name()}.key",
+            initial_peers,
+            allowed_peers,
+            listen,
+            announce,
+            relay,
+            sync_budget_seconds,
+        )
+        super().__init__(
+            engine,
+            identity=identity,
+            expected_workers=expected_workers,
+            min_workers=min_workers,
+            weighting=weighting,
+            sync_budget_seconds=sync_budget_seconds,
+            state_host=host,
+            token=_token(identity),
+            rider=rider,
+            say=say,
+        )
