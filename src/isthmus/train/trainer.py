@@ -251,6 +251,7 @@ class Trainer:
             "config_hash": assemble.config_hash(self.config),
             "compute_seconds": totals.compute_seconds,
             **asdict(totals),
+            "steps": self.position,
         }
         _write(self.run_dir / f"worker-{self.worker}.json", json.dumps(part, indent=1))
         paths = [self.run_dir / f"worker-{k}.json" for k in range(num_workers)]
