@@ -1,4 +1,4 @@
-"""The command line: demo, train, launch, show."""
+"""The command line: demo, train, launch, show, doctor, lighthouse, dht."""
 
 from __future__ import annotations
 
@@ -115,6 +115,17 @@ def show(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = 
     for part, path in import_paths(loaded).items():
         table.add_row(part, path)
     console.print(table)
+
+
+@app.command()
+def doctor(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = None) -> None:
+    """Check machines, links and configuration before a long run; every worker starts it, or --workers N starts them."""
+    from isthmus.recipes import load_config
+    from isthmus.train.doctor import doctor as examine
+    from isthmus.train.doctor import doctor_on_this_machine
+
+    loaded = load_config(config, overrides or [], workers)
+    raise typer.Exit(doctor_on_this_machine(loaded) if workers else examine(loaded, _console()))
 
 
 @app.command()

@@ -56,7 +56,7 @@ class LeasedStream:
         self.tokens_per_batch = batch_size * samples.tokens_per_sample
         self.samples = samples
         self.worker = worker
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self._holding = Holding()  # as of the last rebase
         self._read = 0  # samples since the holding began, committed ones included
         self._captured: set[int] = set()  # what was read at each claim that may still be committed
@@ -70,14 +70,14 @@ class LeasedStream:
         if not self.batches_left:
             raise LeasesExhausted(f"{self.worker} has read all that is leased to it: sync before the next step")
         first = self.uncommitted
-        parts = cut(self._holding.leases, first, first + self._batch_size)
-        self._read += self._batch_size
+        parts = cut(self._holding.leases, first, first + self.batch_size)
+        self._read += self.batch_size
         return self.samples.read(np.concatenate([np.arange(start, end) for start, end in parts]))
 
     @property
     def batches_left(self) -> int:
         """Whole batches that can be read before the next commit."""
-        return (length(self._holding.leases) - self.uncommitted) // self._batch_size
+        return (length(self._holding.leases) - self.uncommitted) // self.batch_size
 
     @property
     def uncommitted(self) -> int:
@@ -93,7 +93,7 @@ class LeasedStream:
             batches_ahead: batches to have leased beyond this point; three rounds (see above).
         """
         self._captured.add(self._read)
-        demand = min(batches_ahead * self._batch_size, MAX_DEMAND)
+        demand = min(batches_ahead * self.batch_size, MAX_DEMAND)
         return asdict(Claim(self._holding.since, self._read, demand))
 
     def rebase(self, ledger: Ledger) -> Rebase:

@@ -31,6 +31,11 @@ class Leases:
         """Tokens a batch trains on."""
         return self.stream.tokens_per_batch
 
+    @property
+    def samples_per_step(self) -> int:
+        """The batch size."""
+        return self.stream.batch_size
+
     def __next__(self) -> Batch:
         """The next batch; raises `LeasesExhausted` where a commit has to come first."""
         self._rebase()
@@ -44,6 +49,10 @@ class Leases:
     def check(self, worker: str, claim: Any) -> str:
         """See `Ledger.check`."""
         return self.ledger.check(worker, claim)
+
+    def gain(self, worker: str, claim: Any) -> int:
+        """See `Ledger.gain`."""
+        return self.ledger.gain(worker, claim)
 
     def commit(self, claims: dict[str, Any], contributors: list[str]) -> None:
         """See `Ledger.commit`."""

@@ -47,12 +47,21 @@ class Replica(Protocol):
 class Rider(Protocol):
     """State that moves only with a commit, such as the data ledger: equal on all workers after the same commits."""
 
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of one inner step of this worker."""
+        ...
+
     def claim(self) -> Any:
         """What this worker wants committed along with what it sends: a plain value, made at the capture."""
         ...
 
     def check(self, worker: str, claim: Any) -> str:
         """Why somebody's claim cannot be committed, judged alike by all; empty where it can."""
+        ...
+
+    def gain(self, worker: str, claim: Any) -> int:
+        """Samples that committing a claim, found good, adds."""
         ...
 
     def commit(self, claims: dict[str, Any], contributors: list[str]) -> None:

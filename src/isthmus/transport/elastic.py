@@ -235,8 +235,7 @@ class Elastic:
             "claim": self._claim,
             "finished": False,
             "speed": self._speed,
-            "steps": 0,
-            "samples": 0,
+            "samples_per_step": self.rider.samples_per_step if self.rider is not None else 1,
         }
 
     def _up_to_date(self, meeting: Meeting, look_only: bool = False) -> list[str]:
@@ -253,13 +252,15 @@ class Elastic:
 
     def _weigh(self, meeting: Meeting, names: list[str]) -> list[float]:
         """Shares by rule; nothing for a worker whose claim cannot be committed, as long as there are others."""
-        cards = dict(meeting.cards)
+        cards = {name: meeting.cards[name] | {"samples": 1} for name in names}
         if self.rider is not None and self._claim is not None:
             for name in names:
                 reason = self.rider.check(name, cards[name]["claim"])
                 if reason:
                     self._say(f"left out of sync {self._outer_step}: {reason}")
-                    cards[name] = cards[name] | {"healed": True}
+                    cards[name]["healed"] = True
+                else:
+                    cards[name]["samples"] = self.rider.gain(name, cards[name]["claim"])
         return weigh(cards, names, self.weighting)
 
     def _missing(self, meeting: Meeting, names: list[str]) -> str:

@@ -38,7 +38,7 @@ def weigh(cards: dict[str, Card], names: list[str], weighting: Weighting) -> lis
             return 0.0
         if weighting == "uniform":
             return 1.0
-        return float(card["samples"]) / (max(1, card["steps"]) if weighting == "samples_per_step" else 1)
+        return float(card[weighting])
 
     amounts = [amount(cards[name]) for name in names]
     total = sum(amounts)

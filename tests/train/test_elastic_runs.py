@@ -1,0 +1,92 @@
+"""Elastic runs with real processes and the real lighthouse: killed, left, come back; what is committed stays one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+RUN = {
+    "model": {
+        "type": "module",
+        "path": "tests.train.tiny:Bigram",
+        "arguments": {"hidden_size": 4},
+        "sequence_length": 8,
+    },
+    "data": {"type": "text", "source": str(ROOT / "src/isthmus/core")},
+    "inner": {"batch_size": 2},
+    "outer": {"schedule": {"local_steps": 20, "num_fragments": 1, "warm_start_steps": 0}, "split": "whole"},
+    "train": {"workers": 3, "steps": 2000, "eval_every": 0, "eval_batches": 1, "checkpoint_every": 500},
+}
+TRANSPORT = {"type": "torchft", "min_workers": 2, "sync_budget_seconds": 20.0}
+
+
+def write(folder: Path, recipe: str, **train: object) -> Path:
+    path = folder / "run.yaml"
+    outer = RUN["outer"] | {"recipe": recipe, "transport": TRANSPORT}
+    config = RUN | {"outer": outer, "train": RUN["train"] | {"run_dir": str(folder / "run")} | train}
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def launch(config: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "isthmus", "launch", str(config)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def workers_of(launcher: subprocess.Popen) -> dict[int, int]:
+    """Rank: process."""
+    found = {}
+    for process in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
+        environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+        ranks = [entry[5:] for entry in environment if entry.startswith(b"RANK=")]
+        found |= {int(rank): int(process) for rank in ranks}
+    return found
+
+
+def syncs(folder: Path, worker: int) -> list[dict]:
+    path = folder / f"run/metrics/worker-{worker}.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    events = [json.loads(line) for line in lines if line.endswith("}")]
+    return [event for event in events if event["event"] == "sync"]
+
+
+def wait_for(launcher: subprocess.Popen, condition, seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert launcher.poll() is None, launcher.communicate()[0]
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def final_state(folder: Path, worker: int) -> dict:
+    """What the worker's last checkpoint holds of the transport."""
+    newest = max((folder / "run/checkpoints").glob(f"step-*/worker-{worker}"))
+    return json.loads((newest / "state.json").read_text())
+
+
+def test_a_killed_worker_is_started_again_and_catches_up(tmp_path):
+    launcher = launch(write(tmp_path, "streaming"))
+    try:
+        wait_for(launcher, lambda: len(syncs(tmp_path, 0)) > 10)
+        victim = workers_of(launcher)[2]
+        os.kill(victim, signal.SIGKILL)
+        wait_for(launcher, lambda: any(sync["num_peers"] == 2 for sync in syncs(tmp_path, 0)))
+        wait_for(launcher, lambda: syncs(tmp_path, 0)[-1]["num_peers"] == 3)
+        assert workers_of(launcher)[2] != victim
+        output, _ = launcher.communicate(timeout=120)
+    finally:
+        launcher.kill()
+    assert launcher.returncode == 0, output
+    ledgers = [final_state(tmp_path, worker)["method"]["transport"]["rider"] for worker in range(3)]
+    assert ledgers[0] == ledgers[1] == ledgers[2]
+    assert ledgers[0]["samples"] > 0
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert len(set(summary["anchor_hash"].values())) == 1
+    assert summary["finished"]
+    assert summary["steps"] == 2000
