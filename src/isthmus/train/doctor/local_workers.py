@@ -50,6 +50,8 @@ def _run(path: Path, workers: int) -> int:
     finally:
         for process in processes:
             process.kill()
+        for process in processes:
+            process.wait()
     return next((code if code > 0 else 1 for code in codes if code), 0)
 
 

@@ -108,7 +108,7 @@ def _rendezvous(config: RunConfig, worker: int) -> _Finding:
             )
         case "hivemind":
             return "ok", ", ".join(transport["initial_peers"]) or "this worker is the first peer", ""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "MASTER_ADDR" not in os.environ:
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         return "ok", "none: one worker", ""  # or a launcher that says too little: the meeting tells
     address, port = _resolve(os.environ["MASTER_ADDR"], "correct MASTER_ADDR"), int(os.environ["MASTER_PORT"])
     if worker == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
