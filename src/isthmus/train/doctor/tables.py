@@ -22,7 +22,8 @@ def show(console: Console, findings: dict[str, list[Check]], links: list[Link]) 
     for worker, checks in findings.items():
         for check in checks:
             grouped.setdefault(check, []).append(worker)
-    for check, workers in grouped.items():
+    order = list(dict.fromkeys(check.name for check in grouped))
+    for check, workers in sorted(grouped.items(), key=lambda item: order.index(item[0].name)):
         status = f"[{_COLOURS[check.status]}]{check.status}[/]"
         table.add_row(check.name, ", ".join(workers), status, _plain(check.found), _plain(check.advice))
     console.print(table)
