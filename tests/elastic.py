@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import torch
 
 from isthmus.compress import Cast
 from isthmus.core import SyncSchedule, split_whole
 from isthmus.outer import OuterLoop
+from isthmus.transport.base import TransportError
 from isthmus.transport.elastic import Elastic
 from isthmus.transport.local_elastic import LocalMembership, MeetingPlace
 from tests.toy import Worker, inner_step, nesterov, sgd, toy_batch, toy_model
@@ -20,6 +20,24 @@ from tests.toy import Worker, inner_step, nesterov, sgd, toy_batch, toy_model
 
 class Killed(BaseException):
     """What a worker's thread dies of."""
+
+
+class Watched(Elastic):
+    """An elastic transport that tells when it votes, and what came of it."""
+
+    disturb: Callable[[str], None]
+
+    def commit(self, peers: Any, ok: bool, fingerprint: bytes = b"") -> bool:
+        self.disturb("vote")
+        committed = super().commit(peers, ok, fingerprint)
+        self.disturb("committed")
+        return committed
+
+    def catch_up(self, max_bytes: int) -> Any:
+        self.disturb("heal")
+        state = super().catch_up(max_bytes)
+        self.disturb("healed")
+        return state
 
 
 class Town:
@@ -43,10 +61,11 @@ class Town:
         name: str,
         disturb: Callable[[str], None] = lambda point: None,
         each_step: Callable[[Worker], None] = lambda worker: None,
-    ) -> None:
+    ) -> threading.Thread:
         thread = threading.Thread(target=self._live, args=(name, disturb, each_step), daemon=True)
         thread.start()
         self._threads.append(thread)
+        return thread
 
     def wait(self, seconds: float = 20.0) -> None:
         end = time.monotonic() + seconds
@@ -57,13 +76,14 @@ class Town:
             raise self.errors[0]
 
     def _live(self, name: str, disturb: Callable[[str], None], each_step: Callable[[Worker], None]) -> None:
-        transport = Elastic(
+        transport = Watched(
             LocalMembership(self.place, name, disturb),
             expected_workers=self.expected_workers,
             min_workers=self.min_workers,
             sync_budget_seconds=5.0,
             say=self.said.append,
         )
+        transport.disturb = disturb
         try:
             model = toy_model()
             loop = OuterLoop(self.split(model), transport=transport, steps=self.steps, **self.method)
@@ -83,12 +103,12 @@ class Town:
             transport.leave()
 
 
-def kill_at(point: str, number: int) -> Callable[[str], None]:
-    """Dies at the `number`-th time that `point` is reached once it has been in a group."""
+def kill_at(point: str, number: int, at_once: bool = False) -> Callable[[str], None]:
+    """Dies at the `number`-th time that `point` is reached once it has been in a group, or at once."""
     seen: list[str] = []
 
     def disturb(now: str) -> None:
-        if seen or now == "group":
+        if at_once or seen or now == "group":
             seen.append(now)
         if now == point and seen.count(point) == number:
             raise Killed
@@ -96,4 +116,12 @@ def kill_at(point: str, number: int) -> Callable[[str], None]:
     return disturb
 
 
-averaging = partial(torch.optim.SGD, lr=1.0)
+def lose(point: str, number: int) -> Callable[[str], None]:
+    """The `number`-th time that `point` is reached, this worker loses its connection there."""
+    count = itertools.count(1)
+
+    def disturb(now: str) -> None:
+        if now == point and next(count) == number:
+            raise TransportError("the connection is lost")
+
+    return disturb

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from tests.elastic import Town, kill_at
+from tests.elastic import Town, kill_at, lose
 
 from isthmus.core import SyncSchedule, split_balanced
 from isthmus.outer import KeepProgress, Mix, Replace
@@ -25,12 +25,12 @@ def test_undisturbed_it_is_an_ordinary_world(method):
     for k in range(3):
         town.start(f"worker-{k}")
     town.wait()
-    assert all(len(hashes) == 1 for hashes in town.hashes.values()), town.hashes
+    assert not {version: hashes for version, hashes in town.hashes.items() if len(hashes) > 1}
     assert len({worker.loop.anchor_hash() for worker in town.workers.values()}) == 1
     assert all(report.num_peers in (0, 3) for worker in town.workers.values() for report in worker.reports)
 
 
-@pytest.mark.parametrize("point", ["meet", "group"])
+@pytest.mark.parametrize("point", ["meet", "group", "vote", "committed"])
 @pytest.mark.parametrize("method", SCHEDULES.values(), ids=SCHEDULES.keys())
 def test_the_others_go_on_when_one_is_killed(method, point):
     town = Town(24, min_workers=2, expected_workers=3, **method)
@@ -38,7 +38,7 @@ def test_the_others_go_on_when_one_is_killed(method, point):
     town.start("worker-1")
     town.start("worker-2", kill_at(point, 4))
     town.wait()
-    assert all(len(hashes) == 1 for hashes in town.hashes.values()), town.hashes
+    assert not {version: hashes for version, hashes in town.hashes.items() if len(hashes) > 1}
     assert town.workers["worker-0"].loop.anchor_hash() == town.workers["worker-1"].loop.anchor_hash()
     assert all(report.committed for report in town.workers["worker-0"].reports)
 
@@ -52,6 +52,63 @@ def test_a_killed_worker_comes_back_and_catches_up(method):
         time.sleep(0.01)
     town.start("worker-1")
     town.wait()
-    assert all(len(hashes) == 1 for hashes in town.hashes.values()), town.hashes
+    assert not {version: hashes for version, hashes in town.hashes.items() if len(hashes) > 1}
     assert town.workers["worker-0"].loop.anchor_hash() == town.workers["worker-1"].loop.anchor_hash()
     assert max(report.num_peers for report in town.workers["worker-1"].reports) == 2
+
+
+@pytest.mark.parametrize("point", ["heal", "healed"])
+def test_killed_while_it_catches_up_a_worker_tries_again(point):
+    town = Town(60, min_workers=1, expected_workers=2)
+    town.start("worker-0", each_step=lambda worker: time.sleep(0.02))
+    town.start("worker-1", kill_at("group", 3))
+    while len(town.hashes) < 4 and not town.errors:
+        time.sleep(0.01)
+    dying = town.start("worker-1", kill_at(point, 1, at_once=True))
+    dying.join(20)
+    assert not dying.is_alive()
+    town.start("worker-1")
+    town.wait()
+    assert not {version: hashes for version, hashes in town.hashes.items() if len(hashes) > 1}
+    assert town.workers["worker-0"].loop.anchor_hash() == town.workers["worker-1"].loop.anchor_hash()
+
+
+@pytest.mark.parametrize("method", SCHEDULES.values(), ids=SCHEDULES.keys())
+def test_a_worker_that_did_not_see_the_vote_end_learns_that_it_counted(method):
+    """The others have committed what it sent: it takes over their state, and sends that part no second time."""
+    town = Town(36, min_workers=2, expected_workers=3, **method)
+    town.start("worker-0")
+    town.start("worker-1")
+    town.start("worker-2", lose("committed", 5))
+    town.wait()
+    assert not {version: hashes for version, hashes in town.hashes.items() if len(hashes) > 1}
+    assert len({worker.loop.anchor_hash() for worker in town.workers.values()}) == 1
+    assert any("are at version" in report.reason for report in town.workers["worker-2"].reports)
+
+
+@pytest.mark.parametrize("point", ["group", "vote"])
+def test_a_connection_that_fails_costs_one_attempt_and_nothing_else(point):
+    town = Town(24, min_workers=2, expected_workers=3)
+    for k in range(3):
+        town.start(f"worker-{k}", lose(point, 4) if k == 2 else lambda point: None)
+    town.wait()
+    assert not {version: hashes for version, hashes in town.hashes.items() if len(hashes) > 1}
+    reports = [report for worker in town.workers.values() for report in worker.reports]
+    assert all(report.committed and report.num_peers == 3 for report in reports)
+
+
+def test_what_a_lone_worker_did_below_the_minimum_is_kept():
+    """It waits, says so, and goes on when another comes."""
+    town = Town(24, min_workers=2, expected_workers=2)
+    town.start("worker-0")
+    town.start("worker-1", kill_at("group", 3)).join(20)
+    town.said.clear()
+    while not town.said:
+        time.sleep(0.01)
+    assert town.said == ["worker-0: waiting: 1 of at least 2 workers are here (worker-0)"]
+    version = town.workers["worker-0"].loop.transport_state["version"]
+    town.start("worker-1")
+    town.wait()
+    assert not {version: hashes for version, hashes in town.hashes.items() if len(hashes) > 1}
+    assert town.workers["worker-0"].loop.transport_state["version"] > version
+    assert all(report.committed for report in town.workers["worker-0"].reports)

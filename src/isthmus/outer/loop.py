@@ -29,6 +29,7 @@ from isthmus.transport.base import Behind, Transport, TransportError
 Stage = Literal["training", "landing", "last", "finished"]
 
 _POLL_SECONDS = 0.01
+_LONELY_SECONDS = 1.0  # how long a sync may look for peers until its state is handed over all the same
 _STATE_COPIES = 6  # anchors, outer optimizer, means in flight: what the shared state may hold of a model
 _STATE_REST_BYTES = 2**26
 
@@ -200,10 +201,12 @@ class OuterLoop:
         Args:
             wait_seconds: for a sync that is on its way to be decided.
         """
-        end = time.monotonic() + wait_seconds
-        while time.monotonic() < end:
+        begin = time.monotonic()
+        while time.monotonic() < begin + wait_seconds:
             with self.changing:
-                if not any(sync.has_peers for sync in self.in_flight.values()):
+                undecided = [sync for sync in self.in_flight.values() if sync.outcome and not sync.outcome.done()]
+                lonely = not any(sync.has_peers for sync in undecided) and time.monotonic() > begin + _LONELY_SECONDS
+                if not undecided or lonely:  # perhaps it waits for the very worker that asks
                     return shared_state(self)
             time.sleep(_POLL_SECONDS)
         raise TransportError(f"a sync was not decided within {wait_seconds:g} s")

@@ -143,6 +143,8 @@ class Elastic:
         if committed:
             self._chain = link(self._chain, self._outer_step, meeting.id, self._members)
             self._version += 1
+            assert self._server is not None
+            self._server.renew()
             weighted = [name for name, weight in zip(self._members, peers.weights, strict=True) if weight > 0]
             self._contributed |= dict.fromkeys(weighted, self._outer_step)
             self._speeds = {name: meeting.cards[name]["speed"] for name in self._members}

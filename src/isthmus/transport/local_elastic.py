@@ -40,14 +40,13 @@ class MeetingPlace:
         with self._changed:
             self.alive.discard(name)
             self._cards.pop(name, None)
-            for world, names in self._groups.values():
-                if name in names:
-                    world.kill(names.index(name))
+            self._give_up(name, "is gone")
             self._changed.notify_all()
 
     def meet(self, name: str, card: Card, wait_seconds: float) -> Meeting:
         """See `Membership.meet`."""
         with self._changed:
+            self._give_up(name, "has gone on")
             if not self._cards:
                 self._first_came = time.monotonic()
             self._cards[name] = card
@@ -77,6 +76,12 @@ class MeetingPlace:
         if name not in self.alive:
             raise TransportError(f"{name} is gone")
 
+    def _give_up(self, name: str, reason: str) -> None:
+        """Whoever still waits for this worker after an earlier meeting waits in vain."""
+        for world, names in self._groups.values():
+            if name in names:
+                world.kill(names.index(name), reason)
+
     def _complete(self, now: float) -> bool:
         all_here = self.alive <= self._cards.keys()
         return all_here or (2 * len(self._cards) > len(self.alive) and now >= self._first_came + self.grace_seconds)
@@ -93,33 +98,21 @@ class LocalMembership:
 
     def __init__(self, place: MeetingPlace, name: str, disturb: Callable[[str], None] = lambda point: None) -> None:
         self.place, self.name, self._disturb = place, name, disturb
-        self._group: tuple[LocalWorld, int] | None = None
 
     def connect(self) -> None:
         """Count as alive."""
         self.place.connect(self.name)
 
     def meet(self, card: Card, wait_seconds: float) -> Meeting:
-        """See `Membership.meet`; whoever still waits for this worker elsewhere waits in vain."""
+        """See `Membership.meet`."""
         self._disturb("meet")
-        self._give_up("has gone on")
         return self.place.meet(self.name, card, wait_seconds)
 
     def gather_around(self, meeting: Meeting, names: list[str], weights: list[float]) -> Peers:
         """See `Membership.gather_around`."""
         self._disturb("group")
-        rank = names.index(self.name)
-        world = self.place.group(meeting, names, weights)
-        self._group = world, rank
-        return Local(world, rank).quorum(0)
+        return Local(self.place.group(meeting, names, weights), names.index(self.name)).quorum(0)
 
     def leave(self) -> None:
         """Gone for good, or killed."""
-        self._give_up("left")
         self.place.kill(self.name)
-
-    def _give_up(self, reason: str) -> None:
-        if self._group is not None:
-            world, rank = self._group
-            world.kill(rank, reason)
-            self._group = None
