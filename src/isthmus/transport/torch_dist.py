@@ -38,6 +38,8 @@ class TorchDist(Static):
         expected_workers: how many the configuration speaks of.
     """
 
+    limits = TransportLimits()
+
     def __init__(
         self,
         sync_budget_seconds: float = 60.0,
