@@ -3,25 +3,54 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 
+from isthmus.core.fragment import Fragment
 from isthmus.core.types import State, Tensors
 from isthmus.outer.apply import zeros
 from isthmus.outer.sync import Outcome, Sync, arrived
+from isthmus.transport.base import TransportError
 
 if TYPE_CHECKING:
     from isthmus.outer.loop import OuterLoop
 
+_POLL_SECONDS = 0.01
+_LONELY_SECONDS = 1.0  # how long a sync may look for peers until its state is handed over all the same
+_COPIES = 6  # anchors, outer optimizer, means in flight: what the shared state may hold of a model
+_REST_BYTES = 2**26
 
-def shared_state(loop: OuterLoop) -> State:
-    """Copies of all that the workers agree on; the caller keeps the training thread from changing it meanwhile.
 
-    A sync in flight comes with its mean, where that is known; where it is still being looked for workers, whoever
-    takes this over asks to be one of them.
+def shared_state(loop: OuterLoop, wait_seconds: float) -> State:
+    """Copies of all that the workers agree on; may be called on any thread.
+
+    A sync in flight comes with its mean. One that still looks for workers after a while comes without: perhaps it
+    waits for the very worker that asks, which is to send it too.
+
+    Args:
+        loop: whose state it is.
+        wait_seconds: for a sync that is on its way to be decided.
     """
+    begin = time.monotonic()
+    while time.monotonic() < begin + wait_seconds:
+        with loop.changing:
+            undecided = [sync for sync in loop.in_flight.values() if sync.outcome and not sync.outcome.done()]
+            lonely = not any(sync.has_peers for sync in undecided) and time.monotonic() > begin + _LONELY_SECONDS
+            if not undecided or lonely:
+                return _copy_state(loop)
+        time.sleep(_POLL_SECONDS)
+    raise TransportError(f"a sync was not decided within {wait_seconds:g} s")
+
+
+def most_bytes(fragments: list[Fragment]) -> int:
+    """That a shared state of these fragments may take."""
+    return _COPIES * 4 * sum(anchor.numel() for fragment in fragments for anchor in fragment.anchor) + _REST_BYTES
+
+
+def _copy_state(loop: OuterLoop) -> State:
     in_flight, transport = list[State](), loop.transport_state
     for sync in sorted(loop.in_flight.values(), key=lambda sync: sync.outer_step):
         outcome = sync.outcome.result() if sync.outcome and sync.outcome.done() else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,19 +18,15 @@ from isthmus.core.types import State, SyncReport, UserError
 from isthmus.outer.anchor import fingerprint
 from isthmus.outer.apply import apply, refuse, start_over, zeros
 from isthmus.outer.background import Background
-from isthmus.outer.catch_up import adopt, shared_state
+from isthmus.outer.catch_up import adopt, most_bytes, shared_state
 from isthmus.outer.guard import Guard
 from isthmus.outer.merge import Merge, Mix, Replace
 from isthmus.outer.pace import Pace
 from isthmus.outer.sync import Exchange, Outcome, Sync, copy_dicts
-from isthmus.transport.base import Behind, Transport, TransportError
+from isthmus.transport.base import Behind, Transport
 
 Stage = Literal["training", "landing", "last", "finished"]
 
-_POLL_SECONDS = 0.01
-_LONELY_SECONDS = 1.0  # how long a sync may look for peers until its state is handed over all the same
-_STATE_COPIES = 6  # anchors, outer optimizer, means in flight: what the shared state may hold of a model
-_STATE_REST_BYTES = 2**26
 
 OuterOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -196,29 +191,15 @@ class OuterLoop:
             self._dispatch(Sync(**saved))
 
     def shared_state(self, wait_seconds: float) -> State:
-        """What the workers agree on, for one that has to catch up; called on any thread.
-
-        Args:
-            wait_seconds: for a sync that is on its way to be decided.
-        """
-        begin = time.monotonic()
-        while time.monotonic() < begin + wait_seconds:
-            with self.changing:
-                undecided = [sync for sync in self.in_flight.values() if sync.outcome and not sync.outcome.done()]
-                lonely = not any(sync.has_peers for sync in undecided) and time.monotonic() > begin + _LONELY_SECONDS
-                if not undecided or lonely:  # perhaps it waits for the very worker that asks
-                    return shared_state(self)
-            time.sleep(_POLL_SECONDS)
-        raise TransportError(f"a sync was not decided within {wait_seconds:g} s")
+        """See `catch_up.shared_state`."""
+        return shared_state(self, wait_seconds)
 
     def _catch_up(self) -> None:
         """Take over the others' state, up to where the next sync begins."""
         for sync in self.in_flight.values():
             assert sync.outcome is not None
             sync.outcome.result()
-        num_values = sum(anchor.numel() for fragment in self.fragments for anchor in fragment.anchor)
-        max_bytes = _STATE_COPIES * 4 * num_values + _STATE_REST_BYTES
-        state = self._background.submit(partial(self.transport.catch_up, max_bytes)).result()
+        state = self._background.submit(partial(self.transport.catch_up, most_bytes(self.fragments))).result()
         with self.changing:
             for sync in adopt(self, state):
                 self._dispatch(sync)
