@@ -21,7 +21,7 @@ RUN = {
     "data": {"type": "text", "source": str(ROOT / "src/isthmus/core")},
     "inner": {"batch_size": 2},
     "outer": {"schedule": {"local_steps": 20, "num_fragments": 1, "warm_start_steps": 0}, "split": "whole"},
-    "train": {"workers": 3, "steps": 2000, "eval_every": 0, "eval_batches": 1, "checkpoint_every": 500},
+    "train": {"workers": 3, "steps": 8000, "eval_every": 0, "eval_batches": 1, "checkpoint_every": 2000},
 }
 TRANSPORT = {"type": "torchft", "min_workers": 2, "sync_budget_seconds": 20.0}
 
@@ -79,7 +79,7 @@ def test_a_killed_worker_is_started_again_and_catches_up(tmp_path):
         wait_for(launcher, lambda: any(sync["num_peers"] == 2 for sync in syncs(tmp_path, 0)))
         wait_for(launcher, lambda: syncs(tmp_path, 0)[-1]["num_peers"] == 3)
         assert workers_of(launcher)[2] != victim
-        output, _ = launcher.communicate(timeout=120)
+        output, _ = launcher.communicate(timeout=200)
     finally:
         launcher.kill()
     assert launcher.returncode == 0, output
@@ -89,4 +89,4 @@ def test_a_killed_worker_is_started_again_and_catches_up(tmp_path):
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert len(set(summary["anchor_hash"].values())) == 1
     assert summary["finished"]
-    assert summary["steps"] == 2000
+    assert summary["steps"] == 8000

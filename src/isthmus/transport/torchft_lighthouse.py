@@ -19,6 +19,7 @@ from isthmus.transport.bounded import BoundedCalls, NoAnswer
 
 _BEAT_SECONDS = 1.0
 _ATTEMPT_SECONDS = 2.0  # one attempt at a connection: Ctrl-C works between two
+_EVERYWHERE = ("", "0.0.0.0", "::")
 _SPARE_SECONDS = 5.0  # for the way to the lighthouse and back
 
 
@@ -65,7 +66,8 @@ def serve_lighthouse(bind: str, min_workers: int = 1, grace_seconds: float = 10.
         bind: host:port to listen on.
         min_workers: with fewer nobody meets.
         grace_seconds: how long those who came first wait for the others that are alive.
-        host: how the workers reach this machine; default: the address of its way to the internet.
+        host: how the workers reach this machine; default: the address it listens on, or where that is everywhere, the
+            address of its way to the internet.
 
     Raises:
         UserError: see `lighthouse`.
@@ -74,7 +76,9 @@ def serve_lighthouse(bind: str, min_workers: int = 1, grace_seconds: float = 10.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # also for the server's threads
     try:
         with lighthouse(bind, min_workers, grace_seconds) as port:
-            address = join_address(host or own_address("192.0.2.1"), port)
+            listens_on = split_address(bind)[0]
+            reached = listens_on if listens_on not in _EVERYWHERE else own_address("192.0.2.1")
+            address = join_address(host or reached, port)
             print(f"lighthouse: workers join it with --set outer.transport.lighthouse={address}")
             print(f"            http://{address}/ shows who is there; Ctrl-C ends it", flush=True)
             signal.sigwait(signals)
