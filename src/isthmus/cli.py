@@ -191,6 +191,8 @@ def _explain(error: Exception) -> tuple[str, int]:
             return str(error), 1
         case Interrupted():
             return str(error), 130
+        case ModuleNotFoundError(name="hivemind"):
+            return "hivemind is not installed: pip install 'isthmus[p2p]'", 2
         case PermissionError() | NotADirectoryError() | FileExistsError():
             return f"{error.filename}: {error.strerror}", 2
     raise error

@@ -17,8 +17,9 @@ from transport_zygote import Zygote, free_port
 
 from isthmus.core import UserError
 from isthmus.transport import TransportError
+from isthmus.transport.address import join_address, own_address, split_address
 from isthmus.transport.torchft import TorchFT
-from isthmus.transport.torchft_lighthouse import join_address, lighthouse, own_address, split_address
+from isthmus.transport.torchft_lighthouse import lighthouse
 
 BUDGET = 6.0
 

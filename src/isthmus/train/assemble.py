@@ -22,7 +22,8 @@ from isthmus.outer import MERGES, OuterLoop
 from isthmus.train.data_parallel import DataParallel
 from isthmus.transport import TRANSPORTS, Transport
 
-_PRIVATE = ("train.run_dir", "outer.transport.host")  # may differ between workers
+_PLACES = ("host", "lighthouse", "initial_peers", "identity_folder", "listen", "announce", "relay")
+_PRIVATE = {"train.run_dir", *(f"outer.transport.{name}" for name in _PLACES)}  # may differ between workers
 
 
 def open_data(config: RunConfig, model: ModelSpec) -> Corpus:

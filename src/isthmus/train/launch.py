@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import yaml
 from rich.console import Console
@@ -63,12 +63,16 @@ def launch(config: RunConfig, console: Console, resume: bool = False, name: str 
         WorkerFailed: a worker failed otherwise.
         Interrupted: a second Ctrl-C.
     """
-    run_dir, workers, name = Path(config.train.run_dir), config.train.workers, name or config.outer.recipe
+    run_dir, name = Path(config.train.run_dir), name or config.outer.recipe
     if not resume and metrics_path(run_dir, 0).exists():
         raise UserError(f"{run_dir} holds a run already: go on with it by --resume, or choose another train.run_dir")
-    if config.outer.transport["type"] == "torchft" and config.outer.transport["lighthouse"] is None:
-        with lighthouse("127.0.0.1:0", grace_seconds=_MEETING_GRACE_SECONDS) as port:
-            return launch(_with_lighthouse(config, f"127.0.0.1:{port}"), console, resume, name)
+    with _meeting_place(config) as known:
+        outer = config.outer.model_copy(update={"transport": config.outer.transport | known})
+        return _run(config.model_copy(update={"outer": outer}), console, resume, name)
+
+
+def _run(config: RunConfig, console: Console, resume: bool, name: str) -> Record | None:
+    run_dir, workers = Path(config.train.run_dir), config.train.workers
     console.print(f"{name}: {workers} worker{'s'[: workers - 1]}, {config.train.steps} steps, into {run_dir}")
     with (
         _counted_signals() as signals,
@@ -87,9 +91,21 @@ def launch(config: RunConfig, console: Console, resume: bool = False, name: str 
     return record if record.summary["finished"] else None
 
 
-def _with_lighthouse(config: RunConfig, address: str) -> RunConfig:
-    transport = config.outer.transport | {"lighthouse": address}
-    return config.model_copy(update={"outer": config.outer.model_copy(update={"transport": transport})})
+@contextmanager
+def _meeting_place(config: RunConfig) -> Iterator[dict[str, Any]]:
+    """Where the workers find one another, for `outer.transport`; made here where the configuration names none."""
+    transport, folder = config.outer.transport, Path(config.train.run_dir) / "identity"
+    match transport["type"]:
+        case "torchft" if transport["lighthouse"] is None:
+            with lighthouse("127.0.0.1:0", grace_seconds=_MEETING_GRACE_SECONDS) as port:
+                yield {"lighthouse": f"127.0.0.1:{port}"}
+        case "hivemind" if not transport["initial_peers"]:
+            from isthmus.transport.dht_server import first_peer  # hivemind takes seconds, and may not be installed
+
+            with first_peer(folder / "first-peer.key") as addresses:
+                yield {"initial_peers": addresses, "identity_folder": transport["identity_folder"] or str(folder)}
+        case _:
+            yield {}
 
 
 def how_to_resume(run_dir: Path) -> str:

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from isthmus.transport.libp2p import Node
 from isthmus.transport.node_settings import NodeSettings
+
+_START_SECONDS = 60.0
+
+
+@contextmanager
+def first_peer(identity: Path) -> Iterator[list[str]]:
+    """A first peer for workers on this machine; gives its addresses."""
+    node = Node(NodeSettings(identity, listen=("/ip4/127.0.0.1/tcp/0",)))
+    try:
+        node.start(_START_SECONDS)
+        yield node.call(node.addresses())
+    finally:
+        node.stop()
 
 
 def serve_dht(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from isthmus.core.types import UserError
+from isthmus.transport.address import own_address, split_address
 from isthmus.transport.base import Rider
 from isthmus.transport.elastic import Elastic
 from isthmus.transport.election import Weighting
@@ -51,7 +52,6 @@ class OverTorchFT(Elastic):
         say: Callable[[str], None] = print,
     ) -> None:
         from isthmus.transport.torchft import TorchFT
-        from isthmus.transport.torchft_lighthouse import own_address, split_address
 
         if lighthouse is None:
             raise UserError(
@@ -79,7 +79,8 @@ class OverHivemind(Elastic):
     Args:
         initial_peers: addresses of peers that are there already, as `isthmus dht` prints them.
         run: name of the run in the DHT.
-        identity_folder: where this worker keeps the key that makes its peer id.
+        identity_folder: where this worker keeps the key that makes its peer id; None: runs/identity, and in the run's
+            folder where `isthmus launch` makes a swarm for it.
         allowed_peers: peer ids that may take part; None: any.
         listen: multiaddrs to listen on.
         announce: multiaddrs as the others see them; empty: those listened on.
@@ -87,7 +88,8 @@ class OverHivemind(Elastic):
         min_workers: with fewer nobody commits.
         weighting: each worker's share in the mean.
         sync_budget_seconds: bound on one attempt at a sync; all other timeouts follow from it.
-        host: how the other workers reach this machine, to catch up.
+        host: how the other workers reach this machine, to catch up; None: the address from which it reaches the
+            first initial peer.
         identity: what all workers must share.
         expected_workers: how many a new run waits for.
         rider: what moves with the commits.
@@ -97,7 +99,7 @@ class OverHivemind(Elastic):
         self,
         initial_peers: tuple[str, ...] = (),
         run: str = "isthmus",
-        identity_folder: str = "runs/identity",
+        identity_folder: str | None = None,
         allowed_peers: tuple[str, ...] | None = None,
         listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",),
         announce: tuple[str, ...] = (),
@@ -105,7 +107,7 @@ class OverHivemind(Elastic):
         min_workers: int = 1,
         weighting: Weighting = "uniform",
         sync_budget_seconds: float = 60.0,
-        host: str = "127.0.0.1",
+        host: str | None = None,
         identity: dict[str, str] | None = None,
         expected_workers: int | None = None,
         rider: Rider | None = None,
@@ -116,7 +118,7 @@ class OverHivemind(Elastic):
         engine = Hivemind(
             worker_name(),
             run,
-            Path(identity_folder) / f"{worker_name()}.key",
+            Path(identity_folder or "runs/identity") / f"{worker_name()}.key",
             initial_peers,
             allowed_peers,
             listen,
@@ -131,8 +133,13 @@ class OverHivemind(Elastic):
             min_workers=min_workers,
             weighting=weighting,
             sync_budget_seconds=sync_budget_seconds,
-            state_host=host,
+            state_host=host or _address_towards(initial_peers),
             token=_token(identity),
             rider=rider,
             say=say,
         )
+
+
+def _address_towards(peers: tuple[str, ...]) -> str:
+    """This machine's address on its way to the first of these multiaddrs (/ip4/HOST/...)."""
+    return own_address(peers[0].split("/")[2]) if peers else own_address()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from isthmus.core.types import UserError
+from isthmus.transport.address import join_address, own_address, split_address
 from isthmus.transport.base import TransportError
 from isthmus.transport.bounded import BoundedCalls, NoAnswer
 
@@ -77,7 +77,7 @@ def serve_lighthouse(bind: str, min_workers: int = 1, grace_seconds: float = 10.
     try:
         with lighthouse(bind, min_workers, grace_seconds) as port:
             listens_on = split_address(bind)[0]
-            reached = listens_on if listens_on not in _EVERYWHERE else own_address("192.0.2.1")
+            reached = listens_on if listens_on not in _EVERYWHERE else own_address()
             address = join_address(host or reached, port)
             print(f"lighthouse: workers join it with --set outer.transport.lighthouse={address}")
             print(f"            http://{address}/ shows who is there; Ctrl-C ends it", flush=True)
@@ -160,34 +160,6 @@ class LighthouseLine:
             if self.counts:
                 with suppress(RuntimeError, TimeoutError):  # a lighthouse that is away may come back
                     self._client.heartbeat(self.name, timedelta(seconds=_ATTEMPT_SECONDS))
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """'host:port', an IPv6 host in brackets, as host and port.
-
-    Raises:
-        UserError: it is none.
-    """
-    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:/\[\]]+)):(\d{1,5})", address)
-    if match is None or int(match[3]) > 65535:
-        raise UserError(f"{address!r} is no address: write host:port, say 10.0.0.5:29510")
-    return match[1] or match[2], int(match[3])
-
-
-def join_address(host: str, port: int) -> str:
-    """The inverse of `split_address`."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def own_address(towards: str) -> str:
-    """This machine's address on its way to another; loopback where there is no way. Nothing is sent."""
-    try:
-        family, kind, _, _, target = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except OSError:
-        return "127.0.0.1"
 
 
 def import_torchft() -> Any:

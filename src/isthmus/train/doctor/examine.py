@@ -26,7 +26,7 @@ from isthmus.train.doctor.tables import show
 from isthmus.train.doctor.world import World, build_world
 from isthmus.train.show import sync_bytes
 from isthmus.transport import TransportError
-from isthmus.transport.torchft_lighthouse import join_address, own_address, split_address
+from isthmus.transport.address import join_address, own_address, split_address
 
 _KNOCK_SECONDS = 5.0
 _LONGEST_SHARE = 0.1  # of the sync budget that one transfer may take before the doctor has seen enough

@@ -15,7 +15,7 @@ from isthmus.train import assemble
 from isthmus.train.doctor.check import Check, Status
 from isthmus.train.report import readable_bytes
 from isthmus.train.trainer import metrics_path
-from isthmus.transport.torchft_lighthouse import split_address
+from isthmus.transport.address import split_address
 
 _STATE_COPIES = 6  # at most: parameters, anchor, outer momentum, compressor memory, AdamW's two moments
 _Finding = tuple[Status, str, str]

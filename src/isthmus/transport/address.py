@@ -1,0 +1,38 @@
+"""Addresses, as people write them, and this machine's own."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+from isthmus.core.types import UserError
+
+_INTERNET = "192.0.2.1"  # an address in no network: the way to it is the way out
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """'host:port', an IPv6 host in brackets, as host and port.
+
+    Raises:
+        UserError: it is none.
+    """
+    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:/\[\]]+)):(\d{1,5})", address)
+    if match is None or int(match[3]) > 65535:
+        raise UserError(f"{address!r} is no address: write host:port, say 10.0.0.5:29510")
+    return match[1] or match[2], int(match[3])
+
+
+def join_address(host: str, port: int) -> str:
+    """The inverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def own_address(towards: str = _INTERNET) -> str:
+    """This machine's address on its way to another host; loopback where there is no way. Nothing is sent."""
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
