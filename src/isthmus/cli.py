@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,7 +48,8 @@ def main() -> None:
         sys.exit(130)
     except Exception as error:
         message, code = _explain(error)
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    with suppress(OSError):  # the log's disk is full
+        print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -181,13 +184,14 @@ def _explain(error: Exception) -> tuple[str, int]:
         return f"{error.format_message().rstrip('.')}; see isthmus --help", 2
 
     from isthmus.core import UserError
+    from isthmus.train.checkpoint import NotSaved
     from isthmus.train.launch import Interrupted, WorkerFailed
     from isthmus.transport import TransportError
 
     match error:
         case UserError():
             return str(error), 2
-        case TransportError() | WorkerFailed():
+        case TransportError() | WorkerFailed() | NotSaved():
             return str(error), 1
         case Interrupted():
             return str(error), 130
@@ -195,4 +199,6 @@ def _explain(error: Exception) -> tuple[str, int]:
             return "hivemind is not installed: pip install 'isthmus[p2p]'", 2
         case PermissionError() | NotADirectoryError() | FileExistsError():
             return f"{error.filename}: {error.strerror}", 2
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return f"{error.filename or 'a file cannot be written'}: {error.strerror}; make room on that disk", 1
     raise error

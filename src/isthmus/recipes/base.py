@@ -92,28 +92,27 @@ _LARGE_H = 8
 _MANY_OUTER_STEPS = 500  # from here on a run is long, as in the papers, and their momentum is right
 
 
-def outer_sgd(plan: Plan, local_steps: int, delayed: bool = False) -> Spec:
+def outer_sgd(plan: Plan, local_steps: int, most_momentum: float = 0.9) -> Spec:
     """The outer optimizer: SGD with Nesterov momentum.
 
     The best learning rate does not depend on the size of the model and grows with the number of workers: 0.4 for
     1, 0.6 for 2 to 7, 0.8 from 8 on (Scaling Laws for DiLoCo, arXiv 2503.09799). Momentum 0.9 moves the anchor by up
-    to ten pseudo-gradients, too far where few outer steps are to come: 0.8 then, 0.3 where a whole round of delay
-    comes on top. Where H is so small that workers hardly part, 0.6 and 0.3 however long the run: `eager` diverged with
-    0.9 at H = 5 (docs/learning.md).
+    to ten pseudo-gradients, too far where few outer steps are to come: 0.8 then. Where H is so small that workers
+    hardly part, 0.6 however long the run (docs/learning.md).
 
     Args:
         plan: the run.
         local_steps: H, which with the length of the run makes the number of outer steps.
-        delayed: whether means arrive one round late.
+        most_momentum: what the method bears, where means arrive one round late.
     """
     lr = 0.4 if plan.num_workers == 1 else 0.6 if plan.num_workers < 8 else 0.8
     if local_steps < _LARGE_H:
-        momentum = 0.3 if delayed else 0.6
+        momentum = 0.6
     elif plan.steps // local_steps >= _MANY_OUTER_STEPS:
         momentum = 0.9
     else:
-        momentum = 0.3 if delayed else 0.8
-    return {"type": "sgd", "lr": lr, "momentum": momentum, "nesterov": True}
+        momentum = 0.8
+    return {"type": "sgd", "lr": lr, "momentum": min(momentum, most_momentum), "nesterov": True}
 
 
 def warm_start(plan: Plan) -> int:

@@ -4,7 +4,8 @@
                                        state.json          everything else, with places for the tensors
                                        manifest.json       step, layout, size and sha256 of both files, and its own
 
-A checkpoint is written to a sibling folder and renamed when it is on the disk. No pickle anywhere.
+A checkpoint is written to a sibling folder and renamed when it is on the disk. No pickle anywhere. One that cannot be
+written (the disk is full) leaves nothing behind, and the ones before it as they are.
 """
 
 from __future__ import annotations
@@ -13,19 +14,26 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch.distributed import Store
 
 from isthmus.core import State, UserError
+from isthmus.transport import PeerLost
 
 Layout = dict[str, Any]  # flat and plain: what must be equal for a checkpoint to fit
 
 _MARK = "$"  # key of an encoded tensor, tuple or dict with keys that are not strings
+
+
+class NotSaved(Exception):
+    """What was to be kept could not be written. One line: what, why, what to do."""
 
 
 class Checkpoints:
@@ -42,13 +50,28 @@ class Checkpoints:
         self.folder, self.worker, self.layout, self.say = folder, worker, layout, say
 
     def save(self, step: int, state: State) -> None:
-        """Write the state after `step`; on return it has reached the disk."""
-        final = self._path(step)
-        temporary = final.with_suffix(".tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        """Write the state after `step`; on return it has reached the disk.
+
+        Raises:
+            NotSaved: it could not be written.
+        """
         tensors: dict[str, torch.Tensor] = {}
         plain = json.dumps(_encode(state, "", tensors))
+        temporary = self._path(step).with_suffix(".tmp")
+        try:
+            self._write(step, temporary, tensors, plain)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            with suppress(OSError):  # another worker's may lie there
+                temporary.parent.rmdir()
+            raise NotSaved(
+                f"the checkpoint of step {step} cannot be written to {self.folder} ({reason_of(error)}): make room there"
+            ) from error
+
+    def _write(self, step: int, temporary: Path, tensors: dict[str, torch.Tensor], plain: str) -> None:
+        final = self._path(step)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
         save_file(_unshared(tensors), temporary / "state.safetensors")
         (temporary / "state.json").write_text(plain)
         files = {name: _fingerprint(temporary / name) for name in ("state.safetensors", "state.json")}
@@ -88,10 +111,19 @@ class Checkpoints:
             found.append(step)
         return found
 
-    def prune(self, keep: int, last_common: int) -> None:
-        """Delete all but the newest `keep` up to `last_common`, the last step that all workers have saved."""
-        common = sorted(step for step in self._steps() if step <= last_common)
-        for step in common[:-keep]:
+    def prune(self, keep: int, last_common: int, unsaved: Container[int] = ()) -> None:
+        """Delete what no run will go on from: up to a step, all but the newest `keep` that every worker has.
+
+        Args:
+            keep: how many.
+            last_common: the last step that all workers have come past.
+            unsaved: steps that some worker could not save.
+        """
+        past = sorted(step for step in self._steps() if step <= last_common)
+        kept = [step for step in past if step not in unsaved][-keep:] if len(past) > keep else past
+        for step in past:
+            if step in kept:
+                continue
             self._delete(step)
             with suppress(OSError):  # another worker's may lie there still, or it was quicker
                 self._path(step).parent.rmdir()
@@ -144,6 +176,35 @@ class Checkpoints:
                 )
 
 
+class Unsaved:
+    """Steps whose checkpoint some worker could not write: a run goes on only from a step that all hold.
+
+    Args:
+        store: reaches all workers.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def add(self, step: int) -> None:
+        """Tell the others, before this worker takes part in another sync."""
+        with _lost_store():
+            self._store.set(f"unsaved/{step}", "")
+
+    def __contains__(self, step: object) -> bool:
+        """Whether any worker lacks it."""
+        with _lost_store():
+            return bool(self._store.check([f"unsaved/{step}"]))
+
+
+@contextmanager
+def _lost_store() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost([], "the store is gone, and with it the process that holds it") from error
+
+
 class _Damaged(Exception):
     """A file that is not what was written; the message names it."""
 
@@ -190,6 +251,12 @@ def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if kind == "dict":
         return {key: _decode(item, tensors) for key, item in value["items"]}
     return {key: _decode(item, tensors) for key, item in value.items()}
+
+
+def reason_of(error: Exception) -> str:
+    """Why something could not be written, without the numbers and the path."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return text.removeprefix("Error while serializing: ").removeprefix("I/O error: ").split(" (os error")[0]
 
 
 def _fingerprint(path: Path) -> list[Any]:

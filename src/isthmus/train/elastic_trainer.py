@@ -44,7 +44,7 @@ class ElasticTrainer(Trainer):
             finished = self.method.stage == "finished"
             if finished:
                 self._evaluate()
-            self._save(finished)
+            self._save(finished, last=True)
             self.method.close()
         except TransportError as error:
             self.metrics.write("fault", step=self.position, reason=str(error))
@@ -53,7 +53,7 @@ class ElasticTrainer(Trainer):
             self.metrics.close()
         if not finished:
             say(f"left after step {self.position}; come back with: isthmus train {self.run_dir}/config.yaml --resume")
-        return self._write_summary(finished)
+        return self._end(finished)
 
     @property
     def position(self) -> int:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,34 +22,64 @@ from typing import Any
 from isthmus.core import SyncReport
 
 
-class MetricsFile:
-    """Appends events to a file that can be cut back to an earlier position."""
+_MOST_WAITING = 10_000  # events, of some 200 bytes, that wait for room on the disk
 
-    def __init__(self, path: Path, position: int = 0) -> None:
-        """Open `path`; what lies behind `position` (bytes) is cut off."""
+
+class MetricsFile:
+    """Appends events to a file that can be cut back to an earlier position.
+
+    The file holds whole lines at any time. On a full disk events wait in memory, and follow as soon as there is room.
+
+    Args:
+        path: of the file.
+        position: in bytes; what lies behind it is cut off.
+        say: receives a line when events begin to wait.
+    """
+
+    def __init__(self, path: Path, position: int = 0, say: Callable[[str], None] = print) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)
         self._file.truncate(position)
+        self._position, self._say = position, say
+        self._waiting = deque[bytes](maxlen=_MOST_WAITING)
 
     @property
     def position(self) -> int:
-        """Bytes written so far, once all is in the file."""
-        self._file.flush()
-        return self._file.seek(0, 2)
+        """Bytes in the file."""
+        self._write_out()
+        return self._position
 
     def write(self, event: str, **values: Any) -> None:
         """Add one event; numbers that are not finite become null."""
         line = {"event": event} | {name: _finite(value) for name, value in values.items()}
-        self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
-        self._file.flush()
+        self._waiting.append(json.dumps(line, allow_nan=False).encode() + b"\n")
+        problem = self._write_out()
+        if problem and len(self._waiting) == 1:
+            self._say(f"{self._file.name} cannot be written ({problem}): make room there; events wait in memory")
 
     def write_sync(self, step: int, report: SyncReport) -> None:
         """Add a sync that was finished after inner step `step`."""
         self.write("sync", step=step, **asdict(report))
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; events that still wait are lost."""
+        self._write_out()
         self._file.close()
+
+    def _write_out(self) -> str:
+        """Write what waits; returns why that cannot be, else nothing."""
+        problem = ""
+        while self._waiting and not problem:
+            line = self._waiting[0]
+            try:
+                problem = "" if self._file.write(line) == len(line) else "only in part"
+            except OSError as error:
+                problem = error.strerror or str(error)
+            if problem:
+                self._file.truncate(self._position)
+            else:
+                self._position += len(self._waiting.popleft())
+        return problem
 
 
 @dataclass

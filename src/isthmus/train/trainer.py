@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import uuid
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from isthmus.core import State, SyncReport, UserError
 from isthmus.data import Corpus
 from isthmus.outer import OuterLoop, anchored
 from isthmus.train import assemble
-from isthmus.train.checkpoint import Checkpoints
+from isthmus.train.checkpoint import Checkpoints, NotSaved, Unsaved, reason_of
 from isthmus.train.data_parallel import DataParallel
 from isthmus.train.evaluate import evaluate
 from isthmus.train.metrics import MetricsFile, Totals, join_parts
@@ -48,6 +48,7 @@ def train(config: RunConfig, resume: bool = False) -> dict[str, Any]:
     Raises:
         UserError: something in the configuration, the data or the folder does not fit.
         TransportError: other workers are gone, or differ.
+        NotSaved: the last checkpoint or the summary could not be written.
     """
     elastic = assemble.is_elastic(config)
     worker = int(os.environ.get("RANK", "0")) if elastic else find_world()[0]
@@ -81,6 +82,8 @@ class Trainer:
         self.inner_step = assemble.build_inner_step(config, self.model, module)
         self._metrics_bytes = 0
         self._saved_step = -1
+        self._not_saved: NotSaved | None = None  # the last checkpoint could not be written
+        self._unsaved = Unsaved(HashStore())
         self._last_position = self.position
         assemble.seed_generators(config.train.seed, worker)
 
@@ -116,10 +119,11 @@ class Trainer:
         transport, steps = self.method.transport, self.config.train.steps
         num_workers = transport.num_workers
         store = HashStore() if num_workers == 1 else open_store()[0]
+        self._unsaved = Unsaved(HashStore() if num_workers == 1 else open_store()[0])
         budget_seconds = self.config.outer.transport["sync_budget_seconds"]
         if self._saved_step < 0 and self.config.train.checkpoint_every:
             self._save(finished=False)
-            transport.commit(transport.quorum(0), True)  # all have one: killed at any step, the run can go on
+            transport.commit(transport.quorum(0), True)  # all have tried: killed at any step, the run can go on
         try:
             with Stopping(store, self.worker, num_workers, budget_seconds) as stopping:
                 while self.totals.steps < steps and stopping.may_start(self.totals.steps + 1):
@@ -135,7 +139,7 @@ class Trainer:
         if not finished and self.worker == 0:
             how = f"isthmus train {self.run_dir}/config.yaml --resume"
             say(f"stopped after step {self.totals.steps}; go on with: {how}")
-        return self._write_summary(finished)
+        return self._end(finished)
 
     def _train_step(self) -> None:
         """Steps 1 to 4 of a training step: batch, inner step, outer loop, then log, evaluate, save."""
@@ -181,7 +185,7 @@ class Trainer:
             self._note(self.method.finish())
             self._evaluate()
         if finished or self._saved_step != self.position:
-            self._save(finished)
+            self._save(finished, last=True)
 
     def _note(self, reports: list[SyncReport]) -> None:
         """Write down and count syncs; they prove which checkpoints everybody has, so older ones can go."""
@@ -191,17 +195,18 @@ class Trainer:
         if reports:
             schedule = self.config.outer.schedule
             sent_at = self.position - (schedule.overlap_steps if schedule else 0)
-            self.checkpoints.prune(self.config.train.keep_checkpoints, last_common=sent_at - 1)
+            self.checkpoints.prune(self.config.train.keep_checkpoints, last_common=sent_at - 1, unsaved=self._unsaved)
 
     def _log(self, metrics: dict[str, float]) -> None:
         totals = self.totals
         values = {name: metrics[name] for name in ("loss", "lr", "grad_norm")}
         self.metrics.write("step", step=self.position, tokens=totals.tokens, seconds=totals.train_seconds, **values)
         rate = totals.tokens / max(totals.train_seconds, 1e-9)
-        print(
-            f"step {self.position}/{self.config.train.steps}  loss {metrics['loss']:.4f}  {rate:,.0f} tokens/s",
-            flush=True,
-        )
+        with suppress(OSError):  # the log's disk is full
+            print(
+                f"step {self.position}/{self.config.train.steps}  loss {metrics['loss']:.4f}  {rate:,.0f} tokens/s",
+                flush=True,
+            )
 
     def _evaluate(self) -> None:
         """The loss of the anchor, or of the model where there is none; worker 0 does it."""
@@ -215,7 +220,8 @@ class Trainer:
             self.eval_loss = evaluate(self.model, self.validation, self.device)
         self.metrics.write("eval", step=self.position, loss=self.eval_loss, of=subject)
 
-    def _save(self, finished: bool) -> None:
+    def _save(self, finished: bool, last: bool = False) -> None:
+        """Write a checkpoint. Where that cannot be, training goes on, and the next one is tried when it is due."""
         state = {
             "model": self.model.state_dict(),
             "method": self.method.state_dict(),
@@ -226,15 +232,34 @@ class Trainer:
             "metrics_bytes": self.metrics.position,
             "finished": finished,
         }
-        self.checkpoints.save(self.position, state)
-        self._saved_step = self.position
+        try:
+            self.checkpoints.save(self.position, state)
+        except NotSaved as error:
+            self._not_saved = error
+            self._unsaved.add(self.position)
+            self.metrics.write("fault", step=self.position, reason=str(error))
+            if not last:
+                say(f"{error}; training goes on, and the next checkpoint is tried when it is due")
+            return
+        self._saved_step, self._not_saved = self.position, None
 
     def _open_folder(self) -> None:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         (self.run_dir / f"worker-{self.worker}.json").unlink(missing_ok=True)
         if self.worker == 0:
             _write(self.run_dir / "config.yaml", yaml.safe_dump(dump(self.config), sort_keys=False))
-        self.metrics = MetricsFile(metrics_path(self.run_dir, self.worker), self._metrics_bytes)
+        self.metrics = MetricsFile(metrics_path(self.run_dir, self.worker), self._metrics_bytes, say)
+
+    def _end(self, finished: bool) -> dict[str, Any]:
+        """Write the summary; raise what could not be kept."""
+        try:
+            part = self._write_summary(finished)
+        except OSError as error:
+            lost = NotSaved(f"the summary cannot be written to {self.run_dir} ({reason_of(error)}): make room there")
+            raise self._not_saved or lost from error
+        if self._not_saved is not None:
+            raise self._not_saved
+        return part
 
     def _write_summary(self, finished: bool) -> dict[str, Any]:
         totals, num_workers = self.totals, self.config.train.workers
@@ -284,10 +309,15 @@ def newest_common(steps: list[int], transport: Transport) -> int | None:
 def _write(path: Path, text: str) -> None:
     """Beside, then renamed: a reader never sees half of it, and workers who write the same file not each other's."""
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def say(line: str) -> None:
     """A line for whoever runs this."""
-    print(line, file=sys.stderr, flush=True)
+    with suppress(OSError):  # the log's disk is full
+        print(line, file=sys.stderr, flush=True)
