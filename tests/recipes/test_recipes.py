@@ -77,7 +77,8 @@ def test_the_outer_optimizer_follows_workers_h_and_the_length_of_the_run():
     assert momentum(1500, 10) == momentum(1500, 30) == 0.8
     assert momentum(1500, 4) == momentum(1500, 3) == 0.6
     assert momentum(100_000, 100) == 0.9
-    assert momentum(1500, 10, most_momentum=0.3) == momentum(100_000, 100, most_momentum=0.3) == 0.3
+    assert momentum(1500, 10, short_run_momentum=0.3) == momentum(1500, 4, short_run_momentum=0.3) == 0.3
+    assert momentum(100_000, 100, short_run_momentum=0.3) == 0.9
 
 
 def test_the_warm_start_is_an_eighth_of_the_run_and_at_most_400_steps():

@@ -87,7 +87,7 @@ def _work(rank: int, num_workers: int, port: int, jobs: list[Job]) -> None:
         Trainer._train_step = disturbed
         overrides = [override.replace("{rank}", str(rank)) for override in [*COMMON, *job.overrides]]
         config = load_config(ROOT / "examples/tiny.yaml", overrides, job.workers_said or num_workers)
-        _write_to(Path(config.train.run_dir) / f"log-{rank}.txt")
+        write_to(Path(config.train.run_dir) / f"log-{rank}.txt")
         try:
             train(config, job.resume)
         except UserError as error:
@@ -95,7 +95,7 @@ def _work(rank: int, num_workers: int, port: int, jobs: list[Job]) -> None:
             raise SystemExit(2) from error
 
 
-def _write_to(path: Path) -> None:
+def write_to(path: Path) -> None:
     """Have what this process says written to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -92,27 +92,27 @@ _LARGE_H = 8
 _MANY_OUTER_STEPS = 500  # from here on a run is long, as in the papers, and their momentum is right
 
 
-def outer_sgd(plan: Plan, local_steps: int, most_momentum: float = 0.9) -> Spec:
+def outer_sgd(plan: Plan, local_steps: int, short_run_momentum: float = 0.8) -> Spec:
     """The outer optimizer: SGD with Nesterov momentum.
 
     The best learning rate does not depend on the size of the model and grows with the number of workers: 0.4 for
     1, 0.6 for 2 to 7, 0.8 from 8 on (Scaling Laws for DiLoCo, arXiv 2503.09799). Momentum 0.9 moves the anchor by up
-    to ten pseudo-gradients, too far where few outer steps are to come: 0.8 then. Where H is so small that workers
-    hardly part, 0.6 however long the run (docs/learning.md).
+    to ten pseudo-gradients, too far where few outer steps are to come: 0.8 then, and less where a round of delay comes
+    on top. Where H is so small that workers hardly part, at most 0.6 however long the run (docs/learning.md).
 
     Args:
         plan: the run.
         local_steps: H, which with the length of the run makes the number of outer steps.
-        most_momentum: what the method bears, where means arrive one round late.
+        short_run_momentum: where few outer steps are to come.
     """
     lr = 0.4 if plan.num_workers == 1 else 0.6 if plan.num_workers < 8 else 0.8
     if local_steps < _LARGE_H:
-        momentum = 0.6
+        momentum = min(0.6, short_run_momentum)
     elif plan.steps // local_steps >= _MANY_OUTER_STEPS:
         momentum = 0.9
     else:
-        momentum = 0.8
-    return {"type": "sgd", "lr": lr, "momentum": min(momentum, most_momentum), "nesterov": True}
+        momentum = short_run_momentum
+    return {"type": "sgd", "lr": lr, "momentum": momentum, "nesterov": True}
 
 
 def warm_start(plan: Plan) -> int:

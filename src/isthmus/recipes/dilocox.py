@@ -19,7 +19,7 @@ def dilocox(plan: Plan) -> Recipe:
     return Recipe(
         schedule=SyncSchedule(local_steps, overlap_steps=local_steps, warm_start_steps=warm_start(plan)),
         compressor=ErrorFeedback(LowRank(rank=32, factors=Quantize(bits=4))),
-        optimizer=outer_sgd(plan, local_steps, most_momentum=0.5),
+        optimizer=outer_sgd(plan, local_steps, short_run_momentum=0.5),
         merge=KeepProgress(),
         inner=MUON,
     )

@@ -15,7 +15,7 @@ def eager(plan: Plan) -> Recipe:
     return Recipe(
         schedule=SyncSchedule(local_steps, overlap_steps=local_steps, warm_start_steps=warm_start(plan)),
         compressor=Float4("E3M0"),
-        optimizer=outer_sgd(plan, local_steps, most_momentum=0.3),
+        optimizer=outer_sgd(plan, local_steps, short_run_momentum=0.3),
         merge=Eager(),
         inner=MUON,
     )

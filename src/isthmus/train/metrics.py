@@ -21,7 +21,6 @@ from typing import Any
 
 from isthmus.core import SyncReport
 
-
 _MOST_WAITING = 10_000  # events, of some 200 bytes, that wait for room on the disk
 
 
