@@ -65,7 +65,8 @@ class Checkpoints:
             with suppress(OSError):  # another worker's may lie there
                 temporary.parent.rmdir()
             raise NotSaved(
-                f"the checkpoint of step {step} cannot be written to {self.folder} ({reason_of(error)}): make room there"
+                f"the checkpoint of step {step} cannot be written to {self.folder} ({reason_of(error)}): "
+                "make room there"
             ) from error
 
     def _write(self, step: int, temporary: Path, tensors: dict[str, torch.Tensor], plain: str) -> None:
