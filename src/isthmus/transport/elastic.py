@@ -149,9 +149,9 @@ class Elastic:
             self._contributed |= dict.fromkeys(weighted, self._outer_step)
             self._speeds = {name: meeting.cards[name]["speed"] for name in self._members}
             self.healed = False
-            if self.rider is not None and self._claim is not None:
-                claims = {name: meeting.cards[name]["claim"] for name in self._members}
-                self.rider.commit(claims, weighted)
+            rider = self._riding(meeting, self._members)
+            if rider is not None:
+                rider.commit({name: meeting.cards[name]["claim"] for name in self._members}, weighted)
         return committed
 
     def pace(self, steps_per_second: float) -> float:
@@ -255,15 +255,20 @@ class Elastic:
     def _weigh(self, meeting: Meeting, names: list[str]) -> list[float]:
         """Shares by rule; nothing for a worker whose claim cannot be committed, as long as there are others."""
         cards = {name: meeting.cards[name] | {"samples": 1} for name in names}
-        if self.rider is not None and self._claim is not None:
+        rider = self._riding(meeting, names)
+        if rider is not None:
             for name in names:
-                reason = self.rider.check(name, cards[name]["claim"])
+                reason = rider.check(name, cards[name]["claim"])
                 if reason:
                     self._say(f"left out of sync {self._outer_step}: {reason}")
                     cards[name]["healed"] = True
                 else:
-                    cards[name]["samples"] = self.rider.gain(name, cards[name]["claim"])
+                    cards[name]["samples"] = rider.gain(name, cards[name]["claim"])
         return weigh(cards, names, self.weighting)
+
+    def _riding(self, meeting: Meeting, names: list[str]) -> Rider | None:
+        """The rider, if it moves with this sync: alike for all, though who has just caught up claims nothing."""
+        return self.rider if any(meeting.cards[name]["claim"] is not None for name in names) else None
 
     def _missing(self, meeting: Meeting, names: list[str]) -> str:
         """Why these cannot sync yet; empty when they can."""

@@ -1,0 +1,78 @@
+"""The rules of an elastic world, without training; workers are threads."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from isthmus.transport.elastic import Elastic
+from isthmus.transport.local_elastic import LocalMembership, MeetingPlace
+
+
+class Log:
+    """A rider that remembers what it was told; a claim is a number of samples."""
+
+    samples_per_step = 1
+
+    def __init__(self):
+        self.commits = []
+
+    def check(self, worker, claim):
+        return "" if claim in (0, 1, 2) else f"{worker}: no claim"
+
+    def gain(self, worker, claim):
+        return claim
+
+    def commit(self, claims, contributors):
+        self.commits.append((claims, contributors))
+
+    def state_dict(self):
+        return {"commits": self.commits}
+
+
+class Town:
+    """Two workers that have met."""
+
+    def __init__(self):
+        place = MeetingPlace()
+        self.riders = [Log(), Log()]
+        self.workers = [
+            Elastic(LocalMembership(place, f"w{k}"), min_workers=2, weighting="samples", rider=rider)
+            for k, rider in enumerate(self.riders)
+        ]
+        self.together(lambda worker, _: worker.join(None), [None, None])
+
+    def together(self, call, arguments):
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(call, self.workers, arguments))
+
+    def sync(self, outer_step, claims):
+        """Weights as each sees them."""
+
+        def run(worker, claim):
+            peers = worker.quorum(outer_step, claim)
+            assert worker.commit(peers, True)
+            return peers.weights
+
+        return self.together(run, claims)
+
+
+@pytest.fixture
+def town():
+    town = Town()
+    yield town
+    for worker in town.workers:
+        worker.leave()
+
+
+@pytest.mark.parametrize("claims", [(1, 2), (2, None), (None, 1), (7, 2), (None, None)])
+def test_what_rides_moves_alike_for_all_whatever_they_claim(town, claims):
+    """A worker that has just caught up sends a sync again without a claim of its own."""
+    weights = town.sync(0, claims)
+    assert weights[0] == weights[1]
+    assert town.riders[0].commits == town.riders[1].commits
+    assert len(town.riders[0].commits) == (claims != (None, None))
+
+
+def test_without_a_claim_there_is_no_weight(town):
+    assert town.sync(0, (2, None)) == [[1.0, 0.0]] * 2
+    assert town.riders[1].commits == [({"w0": 2, "w1": None}, ["w0"])]
