@@ -26,6 +26,7 @@ class ElasticTrainer(Trainer):
 
     def restore(self) -> None:
         """Go on from this worker's own newest checkpoint, unless the others were ahead and it has caught up already."""
+        self.checkpoints.discard_half_done()
         usable = self.checkpoints.usable()
         if self.method.transport_state["version"] > 0 or not usable:
             return
@@ -52,7 +53,8 @@ class ElasticTrainer(Trainer):
         finally:
             self.metrics.close()
         if not finished:
-            say(f"left after step {self.position}; come back with: isthmus train {self.run_dir}/config.yaml --resume")
+            how = f"RANK={self.worker} isthmus train {self.run_dir}/config.yaml --resume"
+            say(f"left after step {self.position}; come back with: {how}")
         return self._end(finished)
 
     @property

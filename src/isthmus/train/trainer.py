@@ -246,8 +246,9 @@ class Trainer:
     def _open_folder(self) -> None:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         (self.run_dir / f"worker-{self.worker}.json").unlink(missing_ok=True)
-        if self.worker == 0:
-            _write(self.run_dir / "config.yaml", yaml.safe_dump(dump(self.config), sort_keys=False))
+        path = self.run_dir / "config.yaml"
+        if self.worker == 0 or not path.exists():  # the folder may be this worker's alone
+            _write(path, yaml.safe_dump(dump(self.config), sort_keys=False))
         self.metrics = MetricsFile(metrics_path(self.run_dir, self.worker), self._metrics_bytes, say)
 
     def _end(self, finished: bool) -> dict[str, Any]:
