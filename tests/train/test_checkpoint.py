@@ -130,6 +130,13 @@ def test_discard_after(checkpoints):
     assert not list(checkpoints.folder.glob("*/*.tmp"))
 
 
+def test_a_step_that_is_reached_again_replaces_its_checkpoint(checkpoints):
+    for seed in (1, 2, 3):
+        checkpoints.save(10, state(seed))
+    assert equal(checkpoints.load(10), state(3))
+    assert [path.name for path in checkpoints.folder.glob("*/*")] == ["worker-0"]
+
+
 def kill_at_call(function, number):
     """`function`, but its call `number` ends this process as SIGKILL does."""
     calls = iter(range(1, 1000))

@@ -82,7 +82,12 @@ class Checkpoints:
         for name in (*files, "manifest.json"):
             _flush(temporary / name)
         _flush(temporary)
+        before = final.with_suffix(".old")
+        shutil.rmtree(before, ignore_errors=True)
+        if final.exists():  # who comes back to an elastic run may come to a step for the second time
+            final.rename(before)
         temporary.rename(final)
+        shutil.rmtree(before, ignore_errors=True)
         for changed in (final.parent, self.folder, self.folder.parent):
             _flush(changed)
 
@@ -134,7 +139,11 @@ class Checkpoints:
         for newer in self._steps():
             if newer > step:
                 self._delete(newer)
-        for half_done in self.folder.glob(f"step-*/worker-{self.worker}.tmp"):
+        self.discard_half_done()
+
+    def discard_half_done(self) -> None:
+        """Delete what a kill has left half written, or half deleted."""
+        for half_done in self.folder.glob(f"step-*/worker-{self.worker}.*"):
             shutil.rmtree(half_done)
 
     def _path(self, step: int) -> Path:
