@@ -7,8 +7,8 @@ import torch
 from mutate import mutate_bytes, mutate_json
 from safetensors.torch import load
 
+from isthmus.core.flatten import unflatten
 from isthmus.transport import TransportError
-from isthmus.transport.flatten import unflatten
 from isthmus.transport.snapshot import MAX_MANIFEST_BYTES, Incoming, Manifest, Outgoing, Snapshot
 
 PARAMETER = torch.nn.Parameter(torch.randn(3, 7))

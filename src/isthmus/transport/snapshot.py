@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from isthmus.core.flatten import flatten, unflatten
 from isthmus.core.types import State, Tensors
 from isthmus.transport.base import TransportError
-from isthmus.transport.flatten import flatten, unflatten
 
 CHUNK_BYTES = 4 << 20
 MAX_CHUNK_BYTES = 16 << 20
@@ -107,7 +107,10 @@ class Manifest:
         num_bytes = sum(spec.num_bytes for spec in tensors)
         if len(hexes) != -(-num_bytes // size):
             raise TransportError("its manifest has a wrong number of chunks")
-        unflatten(skeleton, tensors)
+        try:
+            unflatten(skeleton, tensors)
+        except ValueError as error:
+            raise TransportError(f"its manifest is malformed: {error}") from error
         return cls(name, skeleton, tensors, size, [_read_hash(item) for item in hexes], num_bytes, _hash([text]).hex())
 
     def chunk_range(self, index: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Nested state as a skeleton of plain JSON and a list of tensors, and back."""
+"""Nested state as a skeleton of plain JSON and a list of tensors, and back: for checkpoints and state transfers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from isthmus.core.types import State, Tensors
-from isthmus.transport.base import TransportError
 
 _MARK = "$"  # key of a tensor's place, a tuple, or a dict that JSON has no word for
 _MAX_DEPTH = 64
@@ -36,14 +35,14 @@ def unflatten(skeleton: Any, tensors: Sequence[Any]) -> State:
     """The inverse of `flatten`; the skeleton may come from anybody.
 
     Raises:
-        TransportError: it is malformed, or does not hold each of the tensors exactly once.
+        ValueError: it is malformed, or does not hold each of the tensors exactly once.
     """
     left = dict(enumerate(tensors))
     state = _unflatten(skeleton, left, _MAX_DEPTH)
     if not isinstance(state, dict):
-        raise TransportError("a state must be a dict")
+        raise ValueError("a state must be a dict")
     if left:
-        raise TransportError(f"{len(left)} tensors have no place in the state")
+        raise ValueError(f"{len(left)} tensors have no place in the state")
     return state
 
 
@@ -58,13 +57,13 @@ def _flatten(value: Any, path: str, tensors: Tensors) -> Any:
         return items if isinstance(value, list) else {_MARK: "tuple", "items": items}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"cannot send {path}: {type(value).__name__} is neither a tensor nor plain")
+    raise TypeError(f"cannot write down {path}: {type(value).__name__} is neither a tensor nor plain")
 
 
 def _flatten_dict(value: dict[Any, Any], path: str, tensors: Tensors) -> Any:
     for key in value:
         if type(key) not in (str, int):
-            raise TypeError(f"cannot send {path}[{key!r}]: keys must be strings or integers")
+            raise TypeError(f"cannot write down {path}[{key!r}]: keys must be strings or integers")
     keys = sorted(value, key=lambda key: (isinstance(key, str), key))
     items = [[key, _flatten(value[key], f"{path}[{key!r}]", tensors)] for key in keys]
     if _MARK in value or any(isinstance(key, int) for key in keys):
@@ -76,7 +75,7 @@ def _unflatten(value: Any, left: dict[int, Any], depth: int) -> Any:
     if not isinstance(value, dict | list):
         return value
     if depth == 0:
-        raise TransportError(f"a state is nested more than {_MAX_DEPTH} deep")
+        raise ValueError(f"a state is nested more than {_MAX_DEPTH} deep")
     if isinstance(value, list):
         return [_unflatten(item, left, depth - 1) for item in value]
     if _MARK not in value:
@@ -88,7 +87,7 @@ def _unflatten(value: Any, left: dict[int, Any], depth: int) -> Any:
             return tuple(_unflatten(item, left, depth - 1) for item in items)
         case {"$": "dict", "items": list(items)} if len(value) == 2 and all(_is_item(item) for item in items):
             return {key: _unflatten(item, left, depth - 1) for key, item in items}
-    raise TransportError("a state holds what should be the place of a tensor, a tuple or a dict, and is none")
+    raise ValueError("a state holds what should be the place of a tensor, a tuple or a dict, and is none")
 
 
 def _is_item(item: Any) -> bool:
