@@ -25,6 +25,8 @@ def state(seed: int = 0) -> dict:
         "optimizer": {"state": {0: {"step": torch.tensor(3.0)}, 7: {}}, "param_groups": [{"betas": (0.9, 0.95)}]},
         "plain": [None, True, 1, 0.1, "text", math.inf, (1, (2,))],
         "$": "a dollar",
+        "a/b": torch.tensor(1.0),
+        "a": {"b": torch.tensor(2.0)},
     }
 
 
@@ -60,7 +62,7 @@ def test_files_lie_where_they_are_documented(checkpoints):
 
 
 def test_what_is_neither_tensor_nor_plain_is_refused_by_its_path(checkpoints):
-    with pytest.raises(TypeError, match="cannot save a/0/b: object"):
+    with pytest.raises(TypeError, match=r"cannot write down state\['a'\]\[0\]\['b'\]: object"):
         checkpoints.save(1, {"a": [{"b": object()}]})
 
 
@@ -89,6 +91,14 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_it_used(checkpoints, 
     assert len(said) == 1
     assert str(path) in said[0]
     assert "\n" not in said[0]
+
+
+def test_another_version_of_the_format_is_refused(checkpoints, said, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_FORMAT", 1)
+    checkpoints.save(10, state())
+    monkeypatch.undo()
+    assert checkpoints.usable() == []
+    assert "manifest.json is of another version of isthmus" in said[0]
 
 
 def test_another_layout_is_refused_with_both_values(checkpoints, tmp_path):

@@ -1,7 +1,7 @@
 """Checkpoints of one worker: complete, checked by hash, never half written.
 
     checkpoints/step-00000200/worker-0/state.safetensors   tensors
-                                       state.json          everything else, with places for the tensors
+                                       state.json          everything else, with the tensors' numbers in their places
                                        manifest.json       step, layout, size and sha256 of both files, and its own
 
 A checkpoint is written to a sibling folder and renamed when it is on the disk. No pickle anywhere. One that cannot be
@@ -19,17 +19,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.distributed import Store
 
-from isthmus.core import State, UserError
+from isthmus.core import State, Tensors, UserError
+from isthmus.core.flatten import flatten, unflatten
 from isthmus.transport import PeerLost
 
 Layout = dict[str, Any]  # flat and plain: what must be equal for a checkpoint to fit
 
-_MARK = "$"  # key of an encoded tensor, tuple or dict with keys that are not strings
+_FORMAT = 2  # of the files; another one is refused
 
 
 class NotSaved(Exception):
@@ -55,11 +55,10 @@ class Checkpoints:
         Raises:
             NotSaved: it could not be written.
         """
-        tensors: dict[str, torch.Tensor] = {}
-        plain = json.dumps(_encode(state, "", tensors))
+        skeleton, tensors = flatten(state)
         temporary = self._path(step).with_suffix(".tmp")
         try:
-            self._write(step, temporary, tensors, plain)
+            self._write(step, temporary, skeleton, tensors)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
             with suppress(OSError):  # another worker's may lie there
@@ -69,14 +68,15 @@ class Checkpoints:
                 "make room there"
             ) from error
 
-    def _write(self, step: int, temporary: Path, tensors: dict[str, torch.Tensor], plain: str) -> None:
+    def _write(self, step: int, temporary: Path, skeleton: Any, tensors: Tensors) -> None:
         final = self._path(step)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        save_file(_unshared(tensors), temporary / "state.safetensors")
-        (temporary / "state.json").write_text(plain)
+        tensors = _unshared([tensor.detach().cpu().contiguous() for tensor in tensors])
+        save_file({str(number): tensor for number, tensor in enumerate(tensors)}, temporary / "state.safetensors")
+        (temporary / "state.json").write_text(json.dumps(skeleton))
         files = {name: _fingerprint(temporary / name) for name in ("state.safetensors", "state.json")}
-        manifest = {"step": step, "layout": self.layout, "files": files}
+        manifest = {"format": _FORMAT, "step": step, "layout": self.layout, "files": files}
         manifest["sha256"] = _hash_plain(manifest)
         (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1))
         for name in (*files, "manifest.json"):
@@ -93,11 +93,10 @@ class Checkpoints:
 
     def load(self, step: int) -> State:
         """The state that was saved after `step`."""
-        plain = json.loads((self._path(step) / "state.json").read_text())
+        skeleton = json.loads((self._path(step) / "state.json").read_text())
         tensors = load_file(self._path(step) / "state.safetensors")
         # where a tensor lies in memory decides how the CPU sums it up: let torch place it, as it did before
-        state: State = _decode(plain, {name: tensor.clone() for name, tensor in tensors.items()})
-        return state
+        return unflatten(skeleton, [tensors[str(number)].clone() for number in range(len(tensors))])
 
     def usable(self) -> list[int]:
         """Steps of the undamaged checkpoints, newest first. Names every damaged file in one line.
@@ -166,6 +165,8 @@ class Checkpoints:
             raise _Damaged(f"{path} cannot be read") from error
         if claimed != _hash_plain(manifest):
             raise _Damaged(f"{path} was altered")
+        if manifest.get("format") != _FORMAT:
+            raise _Damaged(f"{path} is of another version of isthmus")
         for name, (size, digest) in files.items():
             path = self._path(step) / name
             if not path.is_file():
@@ -219,48 +220,14 @@ class _Damaged(Exception):
     """A file that is not what was written; the message names it."""
 
 
-def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """Plain JSON for `value`; its tensors go to `tensors` under their paths."""
-    if isinstance(value, torch.Tensor):
-        tensors[path] = value.detach().cpu().contiguous()
-        return {_MARK: "tensor", "path": path}
-    if isinstance(value, dict):
-        if all(isinstance(key, str) and key != _MARK for key in value):
-            return {key: _encode(item, f"{path}/{key}".lstrip("/"), tensors) for key, item in value.items()}
-        return {_MARK: "dict", "items": [[key, _encode(item, f"{path}/{key}", tensors)] for key, item in value.items()]}
-    if isinstance(value, list | tuple):
-        items = [_encode(item, f"{path}/{index}", tensors) for index, item in enumerate(value)]
-        return items if isinstance(value, list) else {_MARK: "tuple", "items": items}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(f"cannot save {path}: {type(value).__name__} is neither a tensor nor plain")
-
-
-def _unshared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _unshared(tensors: Tensors) -> Tensors:
     """Copies where tensors share memory (tied weights, views of one buffer): safetensors refuses those."""
-    seen = set[int]()
-    result = {}
-    for name, tensor in tensors.items():
+    seen, result = set[int](), []
+    for tensor in tensors:
         address = tensor.untyped_storage().data_ptr()
-        result[name] = tensor.clone() if address in seen else tensor
+        result.append(tensor.clone() if address in seen else tensor)
         seen.add(address)
     return result
-
-
-def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """The inverse of `_encode`."""
-    if isinstance(value, list):
-        return [_decode(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    kind = value.get(_MARK)
-    if kind == "tensor":
-        return tensors[value["path"]]
-    if kind == "tuple":
-        return tuple(_decode(item, tensors) for item in value["items"])
-    if kind == "dict":
-        return {key: _decode(item, tensors) for key, item in value["items"]}
-    return {key: _decode(item, tensors) for key, item in value.items()}
 
 
 def reason_of(error: Exception) -> str:
