@@ -28,6 +28,13 @@ def test_same_bytes_as_numpy():
     assert pack(tensors).numpy().tobytes() == expected
 
 
+@pytest.mark.parametrize(
+    "tensor", [torch.arange(12.0)[::2], torch.arange(12, dtype=torch.int16)[1::3], torch.tensor(7.0).expand(4)]
+)
+def test_strided_tensors_are_packed_without_their_gaps(tensor):
+    assert torch.equal(unpack(pack([tensor, tensor]), [tensor, tensor])[1], tensor)
+
+
 def test_unpack_makes_views_and_copies_only_what_is_misaligned():
     like = [torch.zeros(4), torch.zeros(3, dtype=torch.uint8), torch.zeros(2)]
     buffer = pack(like)

@@ -17,7 +17,7 @@ def pack(tensors: Tensors) -> torch.Tensor:
     """Copy tensors, end to end and without gaps, into a new [num_bytes] uint8 buffer on their device."""
     if not tensors:
         return torch.empty(0, dtype=torch.uint8)
-    return torch.cat([tensor.detach().reshape(-1).view(torch.uint8) for tensor in tensors])
+    return torch.cat([tensor.detach().reshape(-1).contiguous().view(torch.uint8) for tensor in tensors])
 
 
 def unpack(buffer: torch.Tensor, like: Tensors) -> Tensors:
