@@ -37,11 +37,12 @@ class Membership(Protocol):
     def meet(self, card: Card, wait_seconds: float) -> Meeting:
         """Show `card` to whoever meets now, and see theirs.
 
-        Blocks until those that are alive have come, or the stragglers' grace is over. Returns at the latest after
-        `wait_seconds`, then with whoever is there, perhaps this worker alone.
+        Blocks until those that are alive have come, or the stragglers' grace is over. Ends at the latest after
+        `wait_seconds`. A worker beside which nobody else is alive meets alone.
 
         Raises:
-            TransportError: the engine failed or does not answer.
+            TransportError: the engine failed or does not answer, or too few of those that are alive came (the real
+                engines ask for a majority of them, so that a run is never split in two).
         """
         ...
 
