@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
@@ -28,6 +29,30 @@ def test_undisturbed_it_is_an_ordinary_world(method):
     assert not {version: hashes for version, hashes in town.hashes.items() if len(hashes) > 1}
     assert len({worker.loop.anchor_hash() for worker in town.workers.values()}) == 1
     assert all(report.num_peers in (0, 3) for worker in town.workers.values() for report in worker.reports)
+
+
+def test_a_stragglers_sync_is_late_and_nobody_elses():
+    """One is held up before a meeting for three rounds of the others, who wait no longer than the grace for it."""
+    town = Town(36, min_workers=2, expected_workers=3, grace_seconds=0.5)
+    meetings = itertools.count(1)
+
+    def straggle(point: str) -> None:
+        if point == "meet" and next(meetings) == 4:
+            begin, end = max(town.hashes), time.monotonic() + 15
+            while max(town.hashes) < begin + 3 and time.monotonic() < end:
+                time.sleep(0.01)
+
+    for name, disturb in {"worker-0": lambda point: None, "worker-1": lambda point: None, "worker-2": straggle}.items():
+        town.start(name, disturb, each_step=lambda worker: time.sleep(0.05))
+    town.wait()
+    reports = {name: worker.reports for name, worker in town.workers.items()}
+    assert all(report.committed for name in ("worker-0", "worker-1") for report in reports[name])
+    without = [report for report in reports["worker-0"] if report.num_peers == 2]
+    assert 3 <= len(without) < len(reports["worker-0"])
+    assert max(report.seconds for report in without) < 2.5
+    assert reports["worker-0"][-1].num_peers == reports["worker-2"][-1].num_peers == 3
+    assert any("are at version" in report.reason for report in reports["worker-2"])
+    assert len({worker.loop.anchor_hash() for worker in town.workers.values()}) == 1
 
 
 @pytest.mark.parametrize("point", ["meet", "group", "vote", "committed"])

@@ -88,6 +88,7 @@ class OverHivemind(Elastic):
         min_workers: with fewer nobody commits.
         weighting: each worker's share in the mean.
         sync_budget_seconds: bound on one attempt at a sync; all other timeouts follow from it.
+        grace_seconds: how long a majority that has come to a sync waits for the others that are alive.
         host: how the other workers reach this machine, to catch up; None: the address from which it reaches the
             first initial peer.
         identity: what all workers must share.
@@ -107,6 +108,7 @@ class OverHivemind(Elastic):
         min_workers: int = 1,
         weighting: Weighting = "uniform",
         sync_budget_seconds: float = 60.0,
+        grace_seconds: float = 30.0,
         host: str | None = None,
         identity: dict[str, str] | None = None,
         expected_workers: int | None = None,
@@ -125,6 +127,7 @@ class OverHivemind(Elastic):
             announce,
             relay,
             sync_budget_seconds,
+            grace_seconds,
         )
         super().__init__(
             engine,
