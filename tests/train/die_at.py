@@ -1,0 +1,184 @@
+"""A worker of an elastic run that kills itself at chosen points, and writes down what it saw.
+
+It runs the real command line in a process of its own; see `elastic_world.World`, which starts it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from isthmus.data.leased import LeasedStream
+from isthmus.data.ledger import Holding, Intervals, cut
+from isthmus.outer import OuterLoop
+from isthmus.outer.sync import Exchange
+from isthmus.train import checkpoint
+from isthmus.train.elastic_trainer import ElasticTrainer
+from isthmus.train.leases import Leases
+from isthmus.transport.download import Download
+from isthmus.transport.elastic import Elastic
+from isthmus.transport.peers import BufferPeers
+from isthmus.transport.watched_group import WatchedGroup
+
+Hit = Callable[[], None]  # to be called whenever the point is reached
+
+STEP_SECONDS = (0.02, 0.15)  # of one inner step in the run's first and second half, until the test lets it end
+
+
+def before(owner: Any, name: str, hit: Hit) -> None:
+    original = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        hit()
+        return original(*args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+def after(owner: Any, name: str, hit: Hit) -> None:
+    original = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if result is not False:  # a vote that was lost is no commit
+            hit()
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def amid(owner: Any, name: str, hit: Hit) -> None:
+    """When a collective of this call has begun, and is not done."""
+    run, inside = WatchedGroup.run, list[bool]()
+
+    def watched(group: WatchedGroup, what: str, start: Any) -> None:
+        def begin(process_group: Any) -> Any:
+            work = start(process_group)
+            if inside:
+                hit()
+            return work
+
+        run(group, what, begin)
+
+    original = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        inside.append(True)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            inside.pop()
+
+    WatchedGroup.run = watched
+    setattr(owner, name, wrapped)
+
+
+POINTS: dict[str, tuple[Callable[[Any, str, Hit], None], Any, str]] = {
+    "before send": (before, Exchange, "run"),
+    "mid-reduction": (amid, BufferPeers, "mean"),
+    "before commit": (before, Elastic, "commit"),
+    "mid-commit": (amid, Elastic, "commit"),
+    "after commit": (after, Elastic, "commit"),
+    "while healing": (before, Download, "put"),
+    "healed": (after, OuterLoop, "_catch_up"),
+    "while checkpointing": (after, checkpoint, "save_file"),
+    "checkpoint written": (before, Path, "rename"),
+}
+
+
+def die(point: str, number: int, marker: Path) -> None:
+    """Have this process kill itself when the point is reached for the `number`-th time."""
+    arrivals = 0
+
+    def hit() -> None:
+        nonlocal arrivals
+        arrivals += 1
+        if arrivals == number:
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    wrap, owner, name = POINTS[point]
+    wrap(owner, name, hit)
+
+
+class Witness:
+    """Writes what happens at once, so that nothing is lost when the process is killed."""
+
+    def __init__(self, path: Path, go: Path) -> None:
+        self._file, self._go = path.open("ab", buffering=0), go
+        self._last: list[Any] = []
+
+    def write(self, **event: Any) -> None:
+        self._file.write(json.dumps(event).encode() + b"\n")
+
+    def look_at(self, loop: OuterLoop) -> None:
+        """Note the anchors' hash where they have moved."""
+        stand = [loop.transport_state["version"], loop.transport_state["chain"]]
+        if stand != self._last:
+            self.write(anchors=[*stand, loop.anchor_hash()])
+            self._last = stand
+
+    def watch(self) -> None:
+        """From here on."""
+        read, commit = LeasedStream.__next__, Leases.commit
+        step, note = ElasticTrainer._train_step, ElasticTrainer._note
+
+        def read_and_tell(stream: LeasedStream) -> Any:
+            leases, first = stream._holding.leases, stream.uncommitted
+            batch = read(stream)
+            self.write(read=positions(leases, first, first + stream.batch_size))
+            return batch
+
+        def commit_and_tell(leases: Leases, claims: Any, contributors: Any) -> None:
+            held = {worker: leases.ledger.holdings.get(worker, Holding()).leases for worker in contributors}
+            commits = {w: positions(held[w], 0, leases.gain(w, claims[w])) for w in contributors}
+            self.write(commit=leases.ledger.commits + 1, samples=commits)
+            commit(leases, claims, contributors)
+
+        def step_and_tell(trainer: ElasticTrainer) -> None:
+            if not self._go.exists():
+                time.sleep(STEP_SECONDS[2 * trainer.position > trainer.config.train.steps])
+            step(trainer)
+            self.look_at(trainer.method)
+
+        def note_and_tell(trainer: ElasticTrainer, reports: Any) -> None:
+            note(trainer, reports)
+            self.look_at(trainer.method)
+            for report in reports:
+                self.write(committed=report.committed, peers=report.num_peers, seconds=report.seconds)
+
+        LeasedStream.__next__, Leases.commit = read_and_tell, commit_and_tell
+        ElasticTrainer._train_step, ElasticTrainer._note = step_and_tell, note_and_tell
+
+
+def positions(leases: Intervals, first: int, last: int) -> list[int]:
+    """The samples from the first-th to before the last-th of these leases."""
+    return [position for start, end in cut(leases, first, last) for position in range(start, end)]
+
+
+def work(folder: Path, rank: int, resume: bool, deaths: list[tuple[str, int]]) -> None:
+    """Run `isthmus train` as worker `rank`, to die of the first of its deaths that it has not died yet."""
+    import torch
+
+    from isthmus.cli import main
+
+    torch.set_num_threads(1)
+    os.environ["RANK"] = str(rank)
+    markers = [folder / f"died-{rank}-{number}" for number in range(len(deaths))]
+    Witness(folder / f"witness-{rank}.jsonl", folder / "go").watch()
+    for (point, number), marker in zip(deaths, markers, strict=True):
+        if not marker.exists():
+            die(point, number, marker)
+            break
+    sys.argv = ["isthmus", "train", str(folder / "run.yaml"), "--on-leash", *(["--resume"] if resume else [])]
+    main()
+
+
+if __name__ == "__main__":
+    work(Path(sys.argv[1]), int(sys.argv[2]), resume=sys.argv[3] == "resume", deaths=[])

@@ -1,0 +1,47 @@
+"""A worker is killed at every point of a sync: real processes, the real lighthouse. `World.check` says what holds."""
+
+import pytest
+from elastic_world import BUDGET_SECONDS, world
+
+VICTIMS = {  # worker 0 is the one that holds the group's store
+    "before send": (2, [("before send", 4)]),
+    "mid-reduction": (0, [("mid-reduction", 4)]),
+    "before commit": (2, [("before commit", 4)]),
+    "mid-commit": (1, [("mid-commit", 4)]),
+    "after commit": (0, [("after commit", 4)]),
+    "while healing": (2, [("before commit", 4), ("while healing", 1), ("healed", 1)]),
+    "while checkpointing": (1, [("while checkpointing", 1), ("checkpoint written", 1)]),
+}
+
+
+@pytest.mark.parametrize(("victim", "deaths"), VICTIMS.values(), ids=VICTIMS.keys())
+def test_killed_the_others_go_on_and_it_comes_back(tmp_path, victim, deaths):
+    with world(tmp_path) as run:
+        for rank in range(3):
+            run.start(rank, deaths=deaths if rank == victim else [])
+        survivors = [rank for rank in range(3) if rank != victim]
+        for number in range(1, len(deaths) + 1):
+            run.wait_for(lambda number=number: run.died(victim) == number)
+            before = [run.syncs(rank, peers=2) for rank in survivors]
+            run.wait_for(lambda before=before: all(run.syncs(r, 2) > b for r, b in zip(survivors, before, strict=True)))
+            run.start(victim, resume=True, deaths=deaths)
+        before = run.syncs(victim, peers=3)
+        run.wait_for(lambda: run.syncs(victim, peers=3) > before + 1)
+        run.wait_for_end()
+        for rank in survivors:
+            assert max(sync["seconds"] for sync in run.seen(rank, "committed")) < BUDGET_SECONDS
+        run.check([0, 1, 2])
+
+
+def test_all_killed_while_checkpointing_go_on_from_the_checkpoint_before(tmp_path):
+    with world(tmp_path) as run:
+        for rank in range(3):
+            run.start(rank, deaths=[("while checkpointing", 2)])
+        run.wait_for(lambda: all(run.died(rank) for rank in range(3)))
+        assert len(list(run.run_dir.glob("checkpoints/step-00000100/worker-*.tmp"))) == 3
+        for rank in range(3):
+            run.start(rank, resume=True)
+        run.wait_for_end()
+        for rank in range(3):
+            assert next(line for line in run.log(rank).splitlines() if line.startswith("step ")).startswith("step 60/")
+        run.check([0, 1, 2])
