@@ -22,3 +22,21 @@ def test_the_speed_is_that_of_training_alone():
         pace.step(now)
         now += 5.0  # a sync
     assert pace.steps_per_second == pytest.approx(4.0)
+
+
+def test_a_step_that_now_and_then_takes_three_times_as_long_counts_as_what_it_takes_in_the_mean():
+    pace, now = Pace(50), 0.0
+    for step in range(400):
+        pace.resume(now)
+        now += 0.3 if step % 2 else 0.1
+        pace.step(now)
+    assert pace.steps_per_second == pytest.approx(1 / 0.2, rel=0.02)
+
+
+def test_a_new_speed_is_known_after_a_few_rounds():
+    pace, now = Pace(20), 0.0
+    for step in range(200):
+        pace.resume(now)
+        now += 0.1 if step < 100 else 0.3
+        pace.step(now)
+    assert pace.steps_per_second == pytest.approx(1 / 0.3, rel=0.01)

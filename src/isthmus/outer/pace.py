@@ -9,7 +9,9 @@ class Pace:
     """Steps of the schedule that one inner step of this worker stands for: 1 on the fastest, more on slower ones.
 
     Over H steps of the schedule a worker of relative speed s takes round(s H) inner steps, at least one (dynamic
-    local updates, arXiv 2401.09135). Times come from the transport's clock.
+    local updates, arXiv 2401.09135). Times come from the transport's clock. The speed is the mean over the last H inner
+    steps or so, older ones counting less and less: steps on a shared processor take now one, now three times as long,
+    and a mean over few of them, or of their inverses, would be off.
 
     Args:
         local_steps: H.
@@ -17,16 +19,22 @@ class Pace:
 
     def __init__(self, local_steps: int) -> None:
         self.local_steps = local_steps
-        self.steps_per_second = 0.0  # of this worker, while it trains; 0: not known yet
+        self._keep = 1 - 1 / (local_steps + 1)  # what earlier steps count for after one more
+        self._steps = self._seconds = 0.0
         self._per_step = Fraction(1)
         self._due = Fraction(0)
         self._resumed: float | None = None
 
+    @property
+    def steps_per_second(self) -> float:
+        """Of this worker, while it trains; 0: not known yet."""
+        return self._steps / self._seconds if self._seconds else 0.0
+
     def step(self, now: float) -> int:
         """Count one inner step, which ended at `now`; returns how many steps of the schedule are due."""
         if self._resumed is not None and now > self._resumed:
-            rate = 1 / (now - self._resumed)
-            self.steps_per_second = rate if not self.steps_per_second else 0.9 * self.steps_per_second + 0.1 * rate
+            self._steps = self._keep * self._steps + 1
+            self._seconds = self._keep * self._seconds + now - self._resumed
         self._due += self._per_step
         due = int(self._due)
         self._due -= due

@@ -64,6 +64,7 @@ class ElasticTrainer(Trainer):
 
     def _train_step(self) -> None:
         self.inner_step.set_progress(self.position)
+        self.method.pace.resume(self.clock())  # the time of a step is without evaluations and checkpoints
         try:
             super()._train_step()
         except LeasesExhausted:
