@@ -31,11 +31,17 @@ def circumstances() -> dict[str, Any]:
     return {
         "date": date.today().isoformat(),
         "commit": commit.stdout.strip() + ("+" if dirty.stdout.strip() else ""),
-        "command": " ".join(["python -m benchmarks." + Path(sys.argv[0]).stem, *sys.argv[1:]]),
+        "command": " ".join(["python -m benchmarks." + _module(), *sys.argv[1:]]),
         "hardware": f"{cpu}, {len(os.sched_getaffinity(0))} cores",
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def _module() -> str:
+    """The benchmark that runs: a module, or a package."""
+    path = Path(sys.argv[0])
+    return path.parent.name if path.stem == "__main__" else path.stem
 
 
 def write(name: str, title: str, columns: list[str], rows: list[list[Any]], notes: list[str], data: Any) -> Path:

@@ -1,0 +1,123 @@
+"""Train under faults over each engine, and without, and say what the faults cost (about 45 minutes, as root).
+
+    python -m benchmarks.chaos --faults torchft=100 hivemind=50
+
+Four workers on machines of their own (network namespaces, cables of 100 Mbit/s, small disks). One that dies is started
+again at once. All along every state that two workers reached by a commit must be one: same commits, same anchors, same
+ledger.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+from benchmarks.chaos.diaries import Diaries, as_rows, usual_stall
+from benchmarks.chaos.faults import strike
+from benchmarks.chaos.world import World
+from benchmarks.results import write
+
+OUTPUT = Path("runs/chaos").absolute()
+SETTLE_SECONDS = 20.0
+COLUMNS = ["engine", "fault", "times", "survivors stall, s", "until the victim trains, s", "until it commits, s"]
+
+
+def run(engine: str, num_faults: int, seconds: float, seed: int) -> dict[str, Any]:
+    """One run with faults, or undisturbed for so many seconds; what its diaries say."""
+    folder = OUTPUT / f"{engine}-{'faults' if num_faults else 'undisturbed'}"
+    with World(engine, folder) as world:
+        world.wait_for_all()
+        time.sleep(SETTLE_SECONDS)
+        begin = time.time()
+        faults = strike(world, num_faults, seed) if num_faults else []
+        time.sleep(SETTLE_SECONDS if num_faults else seconds)
+        world.wait_for_all()
+        end = time.time()
+        time.sleep(SETTLE_SECONDS)
+    diaries = Diaries(folder, world.num_workers)
+    return {
+        "engine": engine,
+        "seconds": end - begin,
+        "goodput": diaries.goodput(begin, end),
+        "costs": diaries.costs(faults, end),
+        "losses": diaries.losses(),
+        "usual_stall": usual_stall(diaries, 10.0) if not faults else None,
+        "restarts": world.num_restarts,
+        **diaries.check(),
+        **diaries.count(),
+    }
+
+
+def describe(disturbed: dict[str, Any], calm: dict[str, Any]) -> list[str]:
+    """Lines about one engine."""
+    trained, minutes = disturbed["trained"] * 8, disturbed["seconds"] / 60
+    common = sorted(disturbed["losses"].keys() & calm["losses"].keys())[1:] or [0]
+    above = [disturbed["losses"].get(start, 0) - calm["losses"].get(start, 0) for start in common]
+    lines = [
+        f"{len(disturbed['costs'])} faults in {minutes:.0f} minutes, {disturbed['restarts']} restarts; "
+        f"{disturbed['versions']} commits, {disturbed['refused']} refused syncs (counted per worker)",
+        f"{disturbed['compared']} versions reached by several workers: equal chains, anchors and ledgers in all",
+        f"goodput {disturbed['goodput']:.0f} committed samples a second, {calm['goodput']:.0f} undisturbed "
+        f"({100 * disturbed['goodput'] / calm['goodput']:.0f} %); of {trained} samples trained "
+        f"{100 * (1 - disturbed['samples'] / trained):.1f} % did not come to count",
+        f"undisturbed, the longest time without a step in 10 s is {calm['usual_stall']:.1f} s (median)",
+        f"training loss by bins of 500 steps, up to step {common[-1]}: at most {max(above):+.3f} above the undisturbed "
+        f"run's, {sum(above) / len(above):+.3f} in the mean",
+    ]
+    return [f"{disturbed['engine']}: {line}" for line in lines]
+
+
+def plot(results: list[dict[str, Any]], path: Path) -> None:
+    """Losses of all runs."""
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    for result in results:
+        label = (
+            f"{result['engine']}, {len(result['costs'])} faults"
+            if result["costs"]
+            else f"{result['engine']}, undisturbed"
+        )
+        axes.plot(
+            list(result["losses"]),
+            list(result["losses"].values()),
+            label=label,
+            linestyle="-" if result["costs"] else ":",
+        )
+    axes.set(xlabel="steps of the run", ylabel="training loss, mean over workers and 500 steps")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Run, check, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", nargs="+", default=["torchft=100", "hivemind=50"], metavar="ENGINE=NUMBER")
+    parser.add_argument("--undisturbed-seconds", type=float, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    results, rows, notes = [], [], []
+    for engine, number in (part.split("=") for part in arguments.faults):
+        calm = run(engine, 0, arguments.undisturbed_seconds, arguments.seed)
+        disturbed = run(engine, int(number), 0, arguments.seed)
+        results += [calm, disturbed]
+        rows += [[engine, *row] for row in as_rows(disturbed["costs"])]
+        notes += describe(disturbed, calm)
+    notes.append(
+        f"seconds: median / largest; seed {arguments.seed}; SIGSTOP, pulled cables and full disks last 2 to 8 s"
+    )
+    data = [result | {"costs": [asdict(cost) for cost in result["costs"]]} for result in results]
+    path = write("chaos", "Faults at random moments", COLUMNS, rows, notes, data)
+    plot(results, path.with_suffix(".png"))
+    print(path.read_text())
+
+
+if __name__ == "__main__":
+    main()

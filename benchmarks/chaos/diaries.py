@@ -1,0 +1,149 @@
+"""What the workers' diaries and metrics say of a run, and of every fault in it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.chaos.faults import Fault
+
+_LOOK_SECONDS = 30.0  # at most so long after its begin is a stall a fault's
+_BIN = 500  # steps, over which losses are averaged
+
+
+class BrokenPromise(Exception):
+    """Something that must hold in every run did not."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one fault did; seconds, None where it did not come about before the end of the run."""
+
+    kind: str
+    stall: float  # the survivors' longest time without a step
+    trains: float | None  # from the fault's end until the victim has taken a step
+    commits: float | None  # from the fault's end until a pseudo-gradient of the victim's is in a commit
+
+
+class Diaries:
+    """All that the workers of one run wrote.
+
+    Args:
+        folder: of the run.
+        num_workers: of the run.
+    """
+
+    def __init__(self, folder: Path, num_workers: int) -> None:
+        runs = [folder / f"worker-{worker}" for worker in range(num_workers)]
+        self.steps = [np.fromfile(run / "diary" / "steps.bin", dtype="<f8") for run in runs]
+        self.commits = [_lines(run / "diary" / "commits.jsonl") for run in runs]
+        self.metrics = [_lines(run / "metrics" / f"worker-{worker}.jsonl") for worker, run in enumerate(runs)]
+
+    def check(self) -> dict[str, int]:
+        """Hold every version's states against each other; returns what was compared.
+
+        Raises:
+            BrokenPromise: two workers differ at a version, or the ledger went back.
+        """
+        versions = defaultdict(list)
+        for commits in self.commits:
+            for commit in commits:
+                versions[commit["version"]].append(commit)
+        shared = ("chain", "anchor", "samples", "frontier")
+        for version, commits in versions.items():
+            if len({tuple(commit[key] for key in shared) for commit in commits}) > 1:
+                raise BrokenPromise(f"version {version} is not one: {commits}")
+        samples = [versions[version][0]["samples"] for version in sorted(versions)]
+        if samples != sorted(samples):
+            raise BrokenPromise("committed samples became fewer")
+        compared = sum(len(commits) > 1 for commits in versions.values())
+        return {"versions": len(versions), "compared": compared, "samples": samples[-1]}
+
+    def goodput(self, begin: float, end: float) -> float:
+        """Committed samples a second between two moments."""
+        inside = [c for commits in self.commits for c in commits if begin <= c["time"] <= end]
+        first, last = min(inside, key=lambda c: c["time"]), max(inside, key=lambda c: c["time"])
+        return float((last["samples"] - first["samples"]) / (last["time"] - first["time"]))
+
+    def costs(self, faults: list[Fault], end: float) -> list[Cost]:
+        """Of all faults; a worker counts as a survivor of one when it has recovered from its own."""
+        costs: list[Cost] = []
+        for index, fault in enumerate(faults):
+            earlier = zip(faults, costs, strict=False)
+            ill = {f.victim for f, cost in earlier if cost.commits is None or f.end + cost.commits > fault.begin}
+            following = faults[index + 1].begin if index + 1 < len(faults) else end
+            costs.append(self._cost(fault, following, ill | {fault.victim}))
+        return costs
+
+    def _cost(self, fault: Fault, following: float, ill: set[int]) -> Cost:
+        until = min(following, fault.begin + _LOOK_SECONDS)
+        others = [steps for worker, steps in enumerate(self.steps) if worker not in ill]
+        trained = self.steps[fault.victim]
+        trained = trained[trained > fault.end]
+        numbers = [commit["contributed"] for commit in self.commits[fault.victim]]
+        committed = [
+            commit["time"]
+            for commit, before in zip(self.commits[fault.victim][1:], numbers[:-1], strict=True)
+            if commit["time"] > fault.end and commit["contributed"] > before
+        ]
+        return Cost(
+            fault.kind,
+            max((_longest_gap(steps, fault.begin, until) for steps in others), default=0.0),
+            float(trained[0] - fault.end) if len(trained) else None,
+            committed[0] - fault.end if committed else None,
+        )
+
+    def losses(self) -> dict[int, float]:
+        """Training loss by steps of the whole run: means over all workers, a bin of steps each."""
+        bins = defaultdict(list)
+        for events in self.metrics:
+            for event in events:
+                if event["event"] == "step" and event["loss"] is not None:
+                    bins[event["step"] // _BIN * _BIN].append(event["loss"])
+        return {start: statistics.mean(losses) for start, losses in sorted(bins.items()) if len(losses) > _BIN // 20}
+
+    def count(self) -> dict[str, int]:
+        """Syncs and faults as the workers reported them."""
+        events = [event for events in self.metrics for event in events]
+        syncs = [event for event in events if event["event"] == "sync"]
+        return {
+            "refused": sum(not sync["committed"] for sync in syncs),
+            "trained": sum(len(steps) for steps in self.steps),
+        }
+
+
+def usual_stall(diaries: Diaries, seconds: float) -> float:
+    """The median of the longest times without a step, in windows of so many seconds without a fault."""
+    begin, end = max(steps[0] for steps in diaries.steps), min(steps[-1] for steps in diaries.steps)
+    starts = np.arange(begin, end - seconds, seconds)
+    return statistics.median(max(_longest_gap(s, start, start + seconds) for s in diaries.steps) for start in starts)
+
+
+def as_rows(costs: list[Cost]) -> list[list[Any]]:
+    """A row per kind of fault, and one for all."""
+    rows = []
+    for kind in [*dict.fromkeys(cost.kind for cost in costs), "all"]:
+        group = [cost for cost in costs if kind in (cost.kind, "all")]
+        values = [
+            [v for v in (asdict(cost)[name] for cost in group) if v is not None]
+            for name in ("stall", "trains", "commits")
+        ]
+        cells = [f"{statistics.median(v):.1f} / {max(v):.1f}" if v else "-" for v in values]
+        rows.append([kind, len(group), *cells])
+    return rows
+
+
+def _longest_gap(steps: np.ndarray, begin: float, end: float) -> float:
+    inside = steps[(steps >= begin) & (steps <= end)]
+    before = steps[steps < begin][-1:]
+    return float(np.diff(np.concatenate([before, inside, [end]])).max())
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]

@@ -1,0 +1,79 @@
+"""What can befall a worker."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from benchmarks.chaos.world import World
+
+_LASTS = (2.0, 8.0)  # seconds
+_PAUSE_SECONDS = 5.0  # in the mean, from the end of a fault to the next
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One of them, as it happened; seconds since the epoch."""
+
+    kind: str
+    victim: int
+    begin: float
+    end: float
+
+
+def _kill(world: World, victim: int, seconds: float) -> None:
+    world.signal(victim, signal.SIGKILL)
+
+
+def _stop(world: World, victim: int, seconds: float) -> None:
+    world.signal(victim, signal.SIGSTOP)
+    time.sleep(seconds)
+    world.signal(victim, signal.SIGCONT)
+
+
+def _unplug(world: World, victim: int, seconds: float) -> None:
+    world.unplug(victim)
+    time.sleep(seconds)
+    world.replug(victim)
+
+
+def _poison(world: World, victim: int, seconds: float) -> None:
+    world.signal(victim, signal.SIGUSR1)
+
+
+def _fill_disk(world: World, victim: int, seconds: float) -> None:
+    ballast = world.disk(victim) / "ballast"
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:  # until no space is left
+            file.write(bytes(2**16))
+    time.sleep(seconds)
+    ballast.unlink()
+
+
+KINDS: dict[str, Callable[[World, int, float], None]] = {
+    "SIGKILL": _kill,
+    "SIGSTOP": _stop,
+    "cable pulled": _unplug,
+    "NaN": _poison,
+    "disk full": _fill_disk,
+}
+
+
+def strike(world: World, number: int, seed: int) -> list[Fault]:
+    """So many faults at random moments, each kind equally often in random order, each on a random worker."""
+    dice = random.Random(seed)
+    kinds = [list(KINDS)[index % len(KINDS)] for index in range(number)]
+    dice.shuffle(kinds)
+    faults = []
+    for index, kind in enumerate(kinds):
+        time.sleep(dice.expovariate(1 / _PAUSE_SECONDS))
+        victim, seconds = dice.choice(world.training()), dice.uniform(*_LASTS)
+        begin = time.time()
+        KINDS[kind](world, victim, seconds)
+        faults.append(Fault(kind, victim, begin, time.time()))
+        print(f"{index + 1}/{number}: {kind}, worker {victim}, {time.time() - begin:.1f} s", flush=True)
+    return faults
