@@ -104,6 +104,14 @@ def test_a_compressor_where_a_compressor_belongs():
         ("outer.compressor.bits=4", "outer.compressor.bits: unknown key, known: format"),
         ("train.steps=many", "train.steps: should be a valid integer"),
         ("train.steps=0", "train.steps: should be greater than 0, got 0"),
+        (
+            "inner.micro_batch_size=0",
+            "inner.micro_batch_size: should be a number, at least 1, or auto, got 0",
+        ),
+        (
+            "inner.micro_batch_size=fast",
+            "inner.micro_batch_size: should be a number, at least 1, or auto, got 'fast'",
+        ),
         ("inner.precision=int8", "inner.precision: should be 'float32', 'bfloat16' or 'float16', got 'int8'"),
         ("outer.schedule={local_steps: 5, overlap_steps: 6}", "overlap_steps 6 is more than local_steps 5"),
         ("outer.schedule={local_steps: 5, num_fragments: 3}", "local_steps 5 is not divisible by num_fragments 3"),

@@ -158,6 +158,16 @@ def _read_schedule(value: Any) -> SyncSchedule:
     return SyncSchedule(**_arguments(SyncSchedule, value, "outer.schedule"))
 
 
+def _read_micro_batch_size(value: Any) -> int | str | None:
+    if value is None or value == "auto":
+        return value
+    try:
+        size: int = convert(value, PositiveInt, "")
+    except UserError:
+        raise UserError(f"inner.micro_batch_size: should be a number, at least 1, or auto, got {value!r}") from None
+    return size
+
+
 def _known_split(name: str) -> str:
     SPLITS.get(name)
     return name
@@ -178,7 +188,8 @@ class InnerConfig(Section):
     optimizer: Annotated[Spec, _component(INNER_OPTIMIZERS, "inner.optimizer")]
     lr_schedule: Annotated[Spec, _component(LR_SCHEDULES, "inner.lr_schedule")]
     batch_size: PositiveInt = 8  # sequences a worker and step
-    micro_batch_size: PositiveInt | None = None  # sequences at once; None: the whole batch
+    # sequences at once, a matter of each worker; None: the whole batch; auto: what turns out to be the fastest
+    micro_batch_size: Annotated[int | Literal["auto"] | None, BeforeValidator(_read_micro_batch_size)] = None
     clip_norm: float | None = 1.0
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     compile: bool = False

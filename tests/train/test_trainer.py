@@ -10,6 +10,7 @@ from train_processes import events, final_weights, summary
 from train_toy import toy_config
 
 from isthmus.core import UserError
+from isthmus.train.assemble import config_hash
 from isthmus.train.trainer import Trainer, train
 
 KEEP_ALL = ("train.checkpoint_every=1", "train.keep_checkpoints=99")
@@ -76,6 +77,23 @@ def test_identity_37_resumed_after_any_step_nothing_differs(tmp_path, name):
         train(config, resume=True)
         assert events(run_dir, 0) == expected, step
         assert final_weights(run_dir, 0) == weights, step
+
+
+def test_the_search_for_a_micro_batch_changes_nothing_else(tmp_path, capfd):
+    run_dir = tmp_path / "run"
+    chosen = train(toy_config(tmp_path, "inner.micro_batch_size=auto"))["micro_batch_size"]
+    assert chosen in (1, 2, 4)
+    assert f"micro-batches of {chosen} are the fastest here" in capfd.readouterr().err
+    found, weights = events(run_dir, 0), final_weights(run_dir, 0)
+    shutil.rmtree(run_dir)
+    train(toy_config(tmp_path, f"inner.micro_batch_size={chosen}"))
+    assert events(run_dir, 0) == found
+    assert final_weights(run_dir, 0) == weights
+
+
+def test_every_worker_may_have_its_own_micro_batch(tmp_path):
+    hashes = {config_hash(toy_config(tmp_path, f"inner.micro_batch_size={size}")) for size in ("auto", 1, 4, "null")}
+    assert len(hashes) == 1
 
 
 def test_a_signal_stops_it_and_it_goes_on_as_if_it_had_not(tmp_path, monkeypatch, capfd):

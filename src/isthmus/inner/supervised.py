@@ -108,6 +108,14 @@ class SupervisedStep:
         self.progress = state_dict["progress"]
         self.skipped_steps = state_dict["skipped_steps"]
 
+    def try_out(self, part: Batch) -> None:
+        """Forward and backward of some samples as in a step, but of this rank alone; leaves gradients, of no use."""
+        forward = self.model.module if isinstance(self.model, DistributedDataParallel) else self._forward
+        part = {name: tensor.to(self._device) for name, tensor in part.items()}
+        with self._precision:
+            loss = forward(part)
+        loss.backward()
+
     def _accumulate(self, batch: Batch) -> torch.Tensor:
         """Leave the gradient of the batch's mean loss in the parameters; return that loss."""
         total: torch.Tensor | float = 0.0

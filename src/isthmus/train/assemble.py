@@ -23,7 +23,8 @@ from isthmus.train.data_parallel import DataParallel
 from isthmus.transport import TRANSPORTS, Transport
 
 _PLACES = ("host", "lighthouse", "initial_peers", "identity_folder", "listen", "announce", "relay")
-_PRIVATE = {"train.run_dir", *(f"outer.transport.{name}" for name in _PLACES)}  # may differ between workers
+# what may differ between workers
+_PRIVATE = {"train.run_dir", "inner.micro_batch_size", *(f"outer.transport.{name}" for name in _PLACES)}
 
 
 def open_data(config: RunConfig, model: ModelSpec) -> Corpus:
@@ -79,7 +80,7 @@ def build_inner_step(config: RunConfig, model: nn.Module, module: nn.Module) -> 
         module,
         build(INNER_OPTIMIZERS, inner.optimizer).build(model),
         build(LR_SCHEDULES, inner.lr_schedule).over(config.train.steps),
-        micro_batch_size=inner.micro_batch_size,
+        micro_batch_size=None if inner.micro_batch_size == "auto" else inner.micro_batch_size,
         clip_norm=inner.clip_norm,
         precision=inner.precision,
         compile=inner.compile,

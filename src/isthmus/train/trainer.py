@@ -19,6 +19,7 @@ from torch.distributed import HashStore
 from isthmus.config import RunConfig, dump
 from isthmus.core import State, SyncReport, UserError
 from isthmus.data import Corpus
+from isthmus.inner.micro_batch import find_fastest
 from isthmus.outer import OuterLoop, anchored
 from isthmus.train import assemble
 from isthmus.train.checkpoint import Checkpoints, NotSaved, Unsaved, reason_of
@@ -85,6 +86,10 @@ class Trainer:
         self._not_saved: NotSaved | None = None  # the last checkpoint could not be written
         self._unsaved = Unsaved(HashStore())
         self._last_position = self.position
+        if config.inner.micro_batch_size == "auto":
+            (sample,) = corpus.validation(config.inner.batch_size, config.inner.batch_size)
+            self.inner_step.micro_batch_size = find_fastest(self.inner_step, sample)
+            say(f"micro-batches of {self.inner_step.micro_batch_size} are the fastest here")
         assemble.seed_generators(config.train.seed, worker)
 
     def restore(self) -> None:
@@ -275,6 +280,7 @@ class Trainer:
             "eval_perplexity": None if self.eval_loss is None else math.exp(self.eval_loss),
             "anchor_hash": self.method.anchor_hash(),
             "config_hash": assemble.config_hash(self.config),
+            "micro_batch_size": self.inner_step.micro_batch_size or self.config.inner.batch_size,
             "compute_seconds": totals.compute_seconds,
             **asdict(totals),
             "steps": self.position,
