@@ -201,10 +201,8 @@ def test_identity_20_absent_workers_do_not_shrink_the_mean(name):
     assert all(torch.equal(a, b) for a, b in zip(two[0][0], three[0][0], strict=True))
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", [name for name in CODECS if "stochastic" not in name])  # its dice belong to ranks
 def test_identity_21_order_of_workers_does_not_matter(name):
-    if "stochastic" in name:
-        pytest.skip("random numbers belong to ranks")
     forward = average(CONFIGS[name], 2)[0][0]
     backward = average(CONFIGS[name], 2, inputs=lambda rank, round_: tensors_of(1 - rank, round_))[0][0]
     assert all(torch.equal(a, b) for a, b in zip(forward, backward, strict=True))

@@ -14,13 +14,14 @@ from torch import nn
 from isthmus.compress.base import Compressor
 from isthmus.core.fragment import Fragment
 from isthmus.core.schedule import SyncSchedule
-from isthmus.core.types import State, SyncReport, UserError
+from isthmus.core.types import State, SyncReport
 from isthmus.outer.anchor import fingerprint
 from isthmus.outer.apply import apply, refuse, start_over, zeros
 from isthmus.outer.background import Background
 from isthmus.outer.catch_up import adopt, most_bytes, shared_state
+from isthmus.outer.fit import check_parts
 from isthmus.outer.guard import Guard
-from isthmus.outer.merge import Merge, Mix, Replace
+from isthmus.outer.merge import Merge, Replace
 from isthmus.outer.pace import Pace
 from isthmus.outer.sync import Exchange, Outcome, Sync, copy_dicts
 from isthmus.transport.base import Behind, Transport
@@ -65,7 +66,7 @@ class OuterLoop:
         steps: int | None = None,
         guard: Guard = Guard(),  # noqa: B008 (a frozen value)
     ) -> None:
-        _check(fragments, schedule, transport, merge)
+        check_parts(fragments, schedule, transport, merge)
         self.fragments, self.schedule, self.transport, self.merge = fragments, schedule, transport, merge
         self.replicated = compressor.replicated and merge.replicated
         hash_every = hash_every if self.replicated else 0
@@ -293,14 +294,3 @@ class OuterLoop:
     def _take_reports(self) -> list[SyncReport]:
         reports, self._reports = self._reports, []
         return reports
-
-
-def _check(fragments: list[Fragment], schedule: SyncSchedule, transport: Transport, merge: Merge) -> None:
-    if len(fragments) != schedule.num_fragments:
-        raise UserError(
-            f"the model is cut into {len(fragments)} fragments, the schedule expects {schedule.num_fragments}"
-        )
-    if isinstance(merge, Mix) and schedule.overlap_steps == schedule.local_steps:
-        raise UserError("merge mix needs overlap_steps < local_steps; for a full delay use eager or keep_progress")
-    if schedule.overlap_steps and not transport.limits.safe_to_overlap:
-        raise UserError("this transport cannot run beside training: set overlap_steps to 0 or use the gloo backend")
