@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.quota import quota
 from benchmarks.results import write
-from benchmarks.workers import Event, Worker, Workers, meeting_place
+from benchmarks.workers import Event, Worker, Workers, check_ledger, meeting_place
 
 CONFIG = Path(__file__).with_name("learning.yaml")
 OUTPUT = Path("runs/pace")
@@ -52,12 +52,12 @@ def measure(name: str, ranks: list[int], local_steps: int, seconds: float, equal
         workers.wait("the end", lambda: all_workers[0].syncs()[last()]["seen"] - begin >= seconds, 3 * seconds + 60)
         end = last()
         workers.leave(*ranks)
-        checked = check(all_workers)
+        ledger = check_ledger(all_workers)
     wall = all_workers[0].syncs()[end]["seen"] - begin
-    result = {"name": name, "ranks": ranks, "quota": how, "seconds": wall, "syncs": end - first, "ledger": checked}
+    result = {"name": name, "ranks": ranks, "quota": how, "seconds": wall, "syncs": end - first, "ledger": ledger}
     syncs = [worker.syncs() for worker in all_workers]
     for rank, worker, own in zip(ranks, all_workers, syncs, strict=True):
-        tokens = tokens_at(worker, own[end]) - tokens_at(worker, own[first])
+        tokens = worker.tokens_at(own[end]) - worker.tokens_at(own[first])
         steps = steps_between(worker, own[first], own[end]) / (end - first)
         waited = sum(sync["seconds"] for sync in own[first + 1 : end + 1])
         result[f"worker {rank}"] = {"tokens_per_second": tokens / wall, "H": steps, "sync_share": waited / wall}
@@ -66,27 +66,10 @@ def measure(name: str, ranks: list[int], local_steps: int, seconds: float, equal
     return result
 
 
-def tokens_at(worker: Worker, sync: Event) -> int:
-    """Tokens of this worker that are in the anchors after a sync: all that it had trained on when it captured."""
-    before = worker.events[: worker.events.index(sync)]
-    return next(int(event["tokens"]) for event in reversed(before) if event["event"] == "step")
-
-
 def steps_between(worker: Worker, first: Event, last: Event) -> int:
     """Inner steps that this worker took between two syncs."""
     events = worker.events[worker.events.index(first) : worker.events.index(last)]
     return sum(event["event"] == "step" for event in events)
-
-
-def check(workers: list[Worker]) -> dict[str, int]:
-    """Samples in the ledger, and those that the workers trained on up to their last commit; they must be equal."""
-    states = [worker.last_state() for worker in workers]
-    newest = max((state["method"]["transport"] for state in states), key=lambda transport: transport["version"])
-    length = 64  # tokens of a sample
-    trained = sum(tokens_at(worker, worker.syncs()[-1]) for worker in workers) // length
-    if trained != newest["rider"]["samples"]:
-        raise SystemExit(f"the ledger says {newest['rider']['samples']} samples, the workers trained on {trained}")
-    return {"ledger": newest["rider"]["samples"], "trained": trained}
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from isthmus.transport.torchft_lighthouse import lighthouse
 _POLL_SECONDS = 0.02
 _GRACE_SECONDS = 5.0  # how long those who come first to a sync wait for the others
 _LEAVE_SECONDS = 60.0
+SAMPLE_TOKENS = 64  # of learning.yaml
 Event = dict[str, Any]
 
 
@@ -55,6 +56,11 @@ class Worker:
     def tokens(self) -> int:
         """That it has trained on so far."""
         return next((int(event["tokens"]) for event in reversed(self.events) if event["event"] == "step"), 0)
+
+    def tokens_at(self, sync: Event) -> int:
+        """That it had trained on when it captured a sync: those of its tokens that are in the anchors with it."""
+        before = self.events[: self.events.index(sync)]
+        return next((int(event["tokens"]) for event in reversed(before) if event["event"] == "step"), 0)
 
     def last_state(self) -> dict[str, Any]:
         """The values, without tensors, of its last checkpoint."""
@@ -140,6 +146,23 @@ class Workers:
         return (self.folder / f"logs/worker-{rank}.log").read_text(errors="replace")
 
 
+def check_ledger(workers: list[Worker]) -> dict[str, int]:
+    """The samples that all workers trained on until their last commits, and those that the newest ledger counts.
+
+    Every worker has ended, wrote a "step" event at every step, and did not wait for a commit that a peer then saw.
+
+    Raises:
+        SystemExit: they differ.
+    """
+    states = {worker.rank: worker.last_state()["method"]["transport"] for worker in workers}
+    ledger = max(states.values(), key=lambda state: int(state["version"]))["rider"]["samples"]
+    anchors = sum(worker.tokens_at(worker.syncs()[-1]) for worker in workers) // SAMPLE_TOKENS
+    trained = sum(worker.tokens for worker in workers) // SAMPLE_TOKENS
+    if ledger != anchors:
+        raise SystemExit(f"the ledger says {ledger} samples, the workers {anchors} of {trained}: {states}")
+    return {"anchors": anchors, "ledger": ledger, "lost": trained - anchors}
+
+
 @contextmanager
 def meeting_place(engine: str, folder: Path) -> Iterator[list[str]]:
     """A lighthouse or a first peer of its own for one run; yields the overrides that lead to it."""
@@ -149,7 +172,7 @@ def meeting_place(engine: str, folder: Path) -> Iterator[list[str]]:
         return
     from isthmus.transport.dht_server import first_peer
 
-    keys = folder / "identity"
+    keys = folder.with_name(f"{folder.name}-identity")
     with first_peer(keys / "first-peer.key") as addresses:
         peers = f"outer.transport.initial_peers=[{','.join(addresses)}]"
         yield ["outer.transport.type=hivemind", peers, f"outer.transport.identity_folder={keys}"]
