@@ -7,9 +7,11 @@ import time
 
 import pytest
 from tests.elastic import Town, kill_at, lose
+from tests.transport.heal_world import Trickle
 
 from isthmus.core import SyncSchedule, split_balanced
 from isthmus.outer import KeepProgress, Mix, Replace
+from isthmus.transport.heal import fetch
 
 SCHEDULES = {
     "blocking": {"schedule": SyncSchedule(3)},
@@ -52,6 +54,39 @@ def test_a_stragglers_sync_is_late_and_nobody_elses():
     assert max(report.seconds for report in without) < 2.5
     assert reports["worker-0"][-1].num_peers == reports["worker-2"][-1].num_peers == 3
     assert any("are at version" in report.reason for report in reports["worker-2"])
+    assert len({worker.loop.anchor_hash() for worker in town.workers.values()}) == 1
+
+
+def test_who_needs_several_rounds_to_catch_up_is_waited_for_once(monkeypatch):
+    """Without that it would be behind again whenever it has caught up, for ever."""
+    seconds = []
+
+    def slow_fetch(addresses, **terms):
+        relays, begin = [Trickle(address, 700) for address in addresses], time.monotonic()
+        try:
+            return fetch([relay.address for relay in relays], **terms)
+        finally:
+            seconds.append(time.monotonic() - begin)
+            for relay in relays:
+                relay.close()
+
+    monkeypatch.setattr("isthmus.transport.elastic.fetch", slow_fetch)
+    town = Town(60, min_workers=2, expected_workers=2, grace_seconds=1.5)
+    for name in ("worker-0", "worker-1"):
+        town.start(name, each_step=lambda worker: time.sleep(0.05))
+    while len(town.hashes) < 4 and not town.errors:
+        time.sleep(0.01)
+    town.start("worker-2", each_step=lambda worker: time.sleep(0.05))
+    town.wait(60)
+    reports = {name: worker.reports for name, worker in town.workers.items()}
+    assert len(seconds) == 2
+    assert min(seconds) > 3
+    without = [report for report in reports["worker-0"] if report.num_peers == 2 and report.seconds > 1]
+    assert len(without) >= 2  # rounds that the first download took; the engine's grace of 1.5 s is in them
+    assert [report.num_peers for report in reports["worker-2"] if report.committed][:2] == [3, 3]
+    held = [report for report in reports["worker-0"] if report.seconds > 2.5]
+    assert [report.num_peers for report in held] == [3]
+    assert any("for worker-2, whose link needs longer for the state than a round" in line for line in town.said)
     assert len({worker.loop.anchor_hash() for worker in town.workers.values()}) == 1
 
 

@@ -94,6 +94,20 @@ class Relay:
         return data[:split] + self._event(self, data[split:])
 
 
+class Trickle(Relay):
+    """A link of so many bytes a second."""
+
+    def __init__(self, target: str, rate: float) -> None:
+        super().__init__(target, 0, lambda relay, rest: rest)
+        self._rate = rate
+
+    def _edit(self, data: bytes) -> bytes:
+        for start in range(0, len(data), 64):
+            self.closed.wait(64 / self._rate)
+            self.send(data[start : start + 64])
+        return b""
+
+
 def die(relay: Relay, rest: bytes) -> bytes:
     """The donor is gone for good."""
     relay.close()

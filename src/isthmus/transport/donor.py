@@ -70,6 +70,10 @@ class StateServer:
         """Say that the state has moved on: whoever asks for no particular state from now on gets a new snapshot."""
         self._shelf.renew()
 
+    def is_serving(self) -> bool:
+        """Whether any joiner is connected."""
+        return bool(self._connections)
+
     def close(self) -> None:
         """Stop serving; joiners go on with other donors. A second call does nothing."""
         self._closed.set()

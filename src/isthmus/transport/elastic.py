@@ -13,12 +13,14 @@ from isthmus.transport.base import Behind, Drift, Leaving, Replica, Rider, Trans
 from isthmus.transport.donor import StateServer
 from isthmus.transport.election import Weighting, leaders, link, weigh
 from isthmus.transport.heal import fetch
+from isthmus.transport.hold import Hold
 from isthmus.transport.identity import check_identities
 from isthmus.transport.membership import Card, Meeting, Membership
 from isthmus.transport.peers import vote
 from isthmus.transport.snapshot import Snapshot
 
 _JOIN_BUDGETS = 10  # clusters do not start at the same moment: a new run waits this long for all its workers
+_SLOWEST_LINK = 1e6  # bytes a second: a state that arrives more slowly is given up
 _PAUSE_SECONDS = 0.2  # before looking again for workers that are missing
 Say = Callable[[str], None]
 
@@ -73,6 +75,9 @@ class Elastic:
             dict[str, float](),
         )  # inner steps a second: own, all members' at the last commit
         self.healed = False
+        self._download_seconds = self._adopt_seconds = 0.0  # of catching up, until this worker takes part in a commit
+        self._downloaded_at = 0.0
+        self._hold = Hold(_JOIN_BUDGETS * sync_budget_seconds, say)
         self.rider = rider
         self._claim: Any = None
         self._server: StateServer | None = None
@@ -109,10 +114,15 @@ class Elastic:
             TransportError: the engine failed, or this worker leaves.
         """
         self._outer_step, self._claim = outer_step, claim
+        assert self._server is not None
+        self._hold.wait(self._server.is_serving, self._leaving)
+        if self._download_seconds and not self._adopt_seconds:
+            self._adopt_seconds = time.monotonic() - self._downloaded_at
         while not self._leaving.is_set():
             meeting = self.membership.meet(self._card(), self.sync_budget_seconds)
             self._seen = set(meeting.cards)
             names = self._up_to_date(meeting)
+            self._hold.look(meeting.cards, names)
             missing = self._missing(meeting, names)
             if not missing:
                 self._meeting, self._members, self._waits_for = meeting, names, ""
@@ -145,10 +155,11 @@ class Elastic:
             self._version += 1
             assert self._server is not None
             self._server.renew()
+            self._hold.begin()
             weighted = [name for name, weight in zip(self._members, peers.weights, strict=True) if weight > 0]
             self._contributed |= dict.fromkeys(weighted, self._outer_step)
             self._speeds = {name: meeting.cards[name]["speed"] for name in self._members}
-            self.healed = False
+            self.healed, self._download_seconds = False, 0.0
             rider = self._riding(meeting, self._members)
             if rider is not None:
                 rider.commit({name: meeting.cards[name]["claim"] for name in self._members}, weighted)
@@ -162,6 +173,7 @@ class Elastic:
 
     def catch_up(self, max_bytes: int) -> State:
         """The run's state, from those who are ahead; to be called on the communication thread after `Behind`."""
+        begin = time.monotonic()
         while not self._leaving.is_set():
             try:
                 fetched = fetch(
@@ -169,10 +181,11 @@ class Elastic:
                     want=None,
                     token=self._token,
                     progress_seconds=max(2.0, self.sync_budget_seconds / 3),
-                    total_seconds=_JOIN_BUDGETS * self.sync_budget_seconds,
+                    total_seconds=_JOIN_BUDGETS * self.sync_budget_seconds + max_bytes / _SLOWEST_LINK,
                     max_bytes=max_bytes,
                 )
-                self.healed = True
+                self.healed, self._downloaded_at, self._adopt_seconds = True, time.monotonic(), 0.0
+                self._download_seconds = self._downloaded_at - begin
                 return fetched.state
             except TransportError as error:
                 self._say(f"{self.membership.name}: cannot catch up yet: {error}")
@@ -237,6 +250,8 @@ class Elastic:
             "claim": self._claim,
             "finished": False,
             "speed": self._speed,
+            "download_seconds": self._download_seconds,
+            "adopt_seconds": self._adopt_seconds,
             "samples_per_step": self.rider.samples_per_step if self.rider is not None else 1,
         }
 
