@@ -61,8 +61,9 @@ def is_complete(fetched: Fetched, snapshot: Snapshot = SNAPSHOT) -> bool:
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
+    before = set(threading.enumerate())  # of workers that other tests have killed
     yield
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("isthmus-"):
             thread.join(20)
             assert not thread.is_alive(), thread.name
