@@ -25,7 +25,7 @@ OVERRIDES = ["outer.recipe=diloco", "outer.transport.min_workers=1", "outer.tran
              "inner.optimizer={type: adamw, lr: 1.0e-2}", "train.eval_batches=16", "train.log_every=1"]  # fmt: skip
 START = 2
 CHANGES = (((2, 3), (), 4), ((), (1, 2, 3), 1), ((4, 5), (), 3))  # who joins, who leaves: how many are there then
-HOLD = 1 / 7  # of all steps: how long they stay so many, at least
+HOLD = 1 / 8  # of all steps: how long they stay so many, at least
 
 
 def run(engine: str, name: str, steps: int, local_steps: int, workers: int, changes: Any = ()) -> dict[str, Any]:
