@@ -69,7 +69,7 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     for result in results:
         (line,) = above.plot(*zip(*result["evals"], strict=True), marker=".", label=result["name"])
         below.step(*zip(*result["workers"], strict=True), where="post", color=line.get_color())
-    above.set(ylabel="evaluation loss of the anchor", yscale="log")
+    above.set(ylabel="evaluation loss of the anchor")
     above.legend()
     below.set(xlabel="steps of the run", ylabel="workers of a sync", yticks=range(1, 5))
     for axes in (above, below):
