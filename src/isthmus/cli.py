@@ -75,7 +75,7 @@ def train(
     from isthmus.recipes import load_config
     from isthmus.train.launch import follow_launcher
     from isthmus.train.record import Record
-    from isthmus.train.trainer import train
+    from isthmus.train.worker import train
 
     if on_leash:
         follow_launcher()

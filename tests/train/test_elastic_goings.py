@@ -39,3 +39,22 @@ def test_a_new_worker_joins_a_running_job(tmp_path):
         run.wait_for_end()
         run.check([0, 1, 2, 3])
         assert run.final_state(3)["contributed"]["worker-3"] > 0
+
+
+def test_all_leave_and_come_back_and_no_sample_is_read_again(tmp_path):
+    with world(tmp_path) as run:
+        for rank in range(3):
+            run.start_program(rank)
+        run.wait_for(lambda: run.syncs(0, peers=3) > 3)
+        for rank in range(3):
+            run.processes[rank].send_signal(signal.SIGTERM)
+        run.wait_for(lambda: all(run.exit_code(rank) == 0 for rank in range(3)))
+        events = len((run.run_dir / "metrics/worker-1.jsonl").read_text().splitlines())
+        for rank in range(3):
+            run.start_program(rank, resume=True)
+        run.wait_for_end()
+        run.check([0, 1, 2])
+        for rank in range(3):
+            read = [sample for event in run.seen(rank, "read") for sample in event["read"]]
+            assert len(read) == len(set(read)) > 0
+        assert len((run.run_dir / "metrics/worker-1.jsonl").read_text().splitlines()) > events

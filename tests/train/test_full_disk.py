@@ -15,8 +15,10 @@ from train_toy import toy_config
 
 from isthmus.config import dump
 from isthmus.train.checkpoint import Checkpoints, NotSaved
+from isthmus.train.folder import say
 from isthmus.train.metrics import MetricsFile
-from isthmus.train.trainer import Trainer, say, train
+from isthmus.train.trainer import Trainer
+from isthmus.train.worker import train
 from isthmus.transport.torchft_lighthouse import lighthouse
 
 WIDE = ("model.arguments.width=64",)  # a checkpoint takes some 200 kB

@@ -11,7 +11,8 @@ from train_toy import toy_config
 
 from isthmus.core import UserError
 from isthmus.train.assemble import config_hash
-from isthmus.train.trainer import Trainer, train
+from isthmus.train.trainer import Trainer
+from isthmus.train.worker import train
 
 KEEP_ALL = ("train.checkpoint_every=1", "train.keep_checkpoints=99")
 METHODS = {

@@ -70,7 +70,8 @@ def _work(rank: int, num_workers: int, port: int, jobs: list[Job]) -> None:
 
     from isthmus.core import UserError
     from isthmus.recipes import load_config
-    from isthmus.train.trainer import Trainer, train
+    from isthmus.train.trainer import Trainer
+    from isthmus.train.worker import train
 
     torch.set_num_threads(1)
     world = {"RANK": rank, "WORLD_SIZE": num_workers, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

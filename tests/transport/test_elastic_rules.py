@@ -73,6 +73,19 @@ def test_what_rides_moves_alike_for_all_whatever_they_claim(town, claims):
     assert len(town.riders[0].commits) == (claims != (None, None))
 
 
+def test_a_ledger_that_differs_is_drift(town):
+    town.riders[1].commits.append("something of its own")
+
+    def run(worker, _):
+        peers = worker.quorum(0, 1)
+        return worker.commit(peers, True, b"equal"), worker.state_dict()["chain"]
+
+    (committed, chain), (committed_too, drifted) = town.together(run, [None, None])
+    assert not committed
+    assert not committed_too
+    assert (chain, drifted) == ("new", "drifted")
+
+
 def test_without_a_claim_there_is_no_weight(town):
     assert town.sync(0, (2, None)) == [[1.0, 0.0]] * 2
     assert town.riders[1].commits == [({"w0": 2, "w1": None}, ["w0"])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -128,6 +129,18 @@ class LeasedStream:
             "read": self._read,
             "captured": sorted(self._captured),
         }
+
+    def state_as_of(self, ledger: Ledger, captured: Collection[int]) -> dict[str, Any]:
+        """As `state_dict`, where what else is saved knows of an earlier commit than this stream.
+
+        Args:
+            ledger: of that commit.
+            captured: what was read at each claim that is not committed in it.
+        """
+        earlier = LeasedStream(self.samples, self.worker, self.batch_size)
+        earlier._holding = ledger.holdings.get(self.worker, Holding())
+        earlier._read, earlier._captured = self._read, set(captured)
+        return earlier.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go to a saved position; refuses one in other data."""

@@ -86,7 +86,11 @@ class Checkpoints:
         shutil.rmtree(before, ignore_errors=True)
         if final.exists():  # who comes back to an elastic run may come to a step for the second time
             final.rename(before)
-        temporary.rename(final)
+        try:
+            temporary.rename(final)
+        except OSError:
+            before.rename(final)
+            raise
         shutil.rmtree(before, ignore_errors=True)
         for changed in (final.parent, self.folder, self.folder.parent):
             _flush(changed)

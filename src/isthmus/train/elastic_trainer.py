@@ -7,13 +7,16 @@ import threading
 from types import FrameType
 from typing import Any
 
-from isthmus.core import UserError
+from isthmus.core import State, UserError
 from isthmus.data import Corpus
 from isthmus.data.leased import LeasedStream, LeasesExhausted
+from isthmus.data.ledger import Ledger
 from isthmus.outer import OuterLoop
 from isthmus.train import assemble
+from isthmus.train.folder import metrics_path, say
 from isthmus.train.leases import Leases
-from isthmus.train.trainer import Trainer, say
+from isthmus.train.metrics import Totals, whole_lines
+from isthmus.train.trainer import Trainer
 from isthmus.transport import TransportError
 from isthmus.transport.engines import worker_name
 
@@ -25,12 +28,20 @@ class ElasticTrainer(Trainer):
     method: OuterLoop
 
     def restore(self) -> None:
-        """Go on from this worker's own newest checkpoint, unless the others were ahead and it has caught up already."""
+        """Go on from this worker's own newest checkpoint.
+
+        Where the others were ahead, so that it has caught up already, it takes only what nobody else has: the inner
+        optimizer and what it has counted.
+        """
         self.checkpoints.discard_half_done()
         usable = self.checkpoints.usable()
-        if self.method.transport_state["version"] > 0 or not usable:
-            return
-        self._become(self.checkpoints.load(max(usable)), max(usable))
+        if usable and self.method.transport_state["version"] > 0:
+            state = self.checkpoints.load(max(usable))
+            self.inner_step.load_state_dict(state["inner_step"])
+            self.totals = Totals(**state["totals"])
+        elif usable:
+            self._become(self.checkpoints.load(max(usable)), max(usable))
+        self._metrics_bytes = whole_lines(metrics_path(self.run_dir, self.worker))  # no run of others is cut back
 
     def run(self) -> dict[str, Any]:
         """Train until the run is finished, or this worker is told to leave."""
@@ -76,6 +87,15 @@ class ElasticTrainer(Trainer):
             raise UserError(f"{config.outer.recipe} has no outer loop: it needs outer.transport.type torch_dist")
         stream = LeasedStream(corpus.samples(config.train.seed), worker_name(), config.inner.batch_size)
         return Leases(stream, config.outer.schedule.local_steps)
+
+    def _stream_state(self) -> State:
+        """The position in this worker's leases, as the outer loop's state knows them: a sync may be ahead of it."""
+        ledger = Ledger.from_state_dict(self.method.transport_state["rider"])
+        claims = [sync.claim for sync in self.method.in_flight.values() if sync.claim]
+        return self.stream.stream.state_as_of(ledger, [claim["samples"] for claim in claims])
+
+    def _restore_stream(self, state: State) -> None:
+        self.stream.stream.load_state_dict(state)
 
     def _build_method(self) -> OuterLoop:
         method = assemble.build_method(self.config, self.model, rider=self.stream, say=say)

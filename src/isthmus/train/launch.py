@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -23,9 +24,9 @@ from isthmus.config import RunConfig, dump
 from isthmus.core import UserError
 from isthmus.recipes.load import ENVIRONMENT_PREFIX
 from isthmus.train.assemble import is_elastic
+from isthmus.train.folder import metrics_path
 from isthmus.train.progress import LiveProgress
 from isthmus.train.record import Record
-from isthmus.train.trainer import metrics_path
 from isthmus.transport.torchft_lighthouse import lighthouse
 
 _POLL_SECONDS = 0.1
@@ -184,7 +185,13 @@ class Workers:
         """In an elastic run a worker that died is started again, as long as others live and it is not hopeless."""
         others = [process for other, process in enumerate(self._processes) if other != worker]
         lives = any(process.poll() is None for process in others)
-        return self._elastic and lives and code != 2 and not self.stopping and self._num_deaths[worker] < _MOST_DEATHS
+        hopeless = code == 2 or self._num_deaths[worker] >= _MOST_DEATHS or self._finished(worker)
+        return self._elastic and lives and not self.stopping and not hopeless
+
+    def _finished(self, worker: int) -> bool:
+        """Whether it came to the end of the run, and failed only to keep what it had there."""
+        part = self.run_dir / f"worker-{worker}.json"
+        return part.exists() and bool(json.loads(part.read_text())["finished"])
 
     def stop(self) -> None:
         """Have all workers stop after the same step."""

@@ -81,6 +81,11 @@ class MetricsFile:
         return problem
 
 
+def whole_lines(path: Path) -> int:
+    """Bytes of a file up to the end of its last whole line; 0 where there is none."""
+    return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+
+
 @dataclass
 class Totals:
     """What adds up over a run, on one worker."""

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import sys
-import uuid
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -25,41 +21,13 @@ from isthmus.train import assemble
 from isthmus.train.checkpoint import Checkpoints, NotSaved, Unsaved, reason_of
 from isthmus.train.data_parallel import DataParallel
 from isthmus.train.evaluate import evaluate
-from isthmus.train.metrics import MetricsFile, Totals, join_parts
+from isthmus.train.folder import metrics_path, say, write_file, write_summary
+from isthmus.train.metrics import MetricsFile, Totals
 from isthmus.train.stopping import Stopping
 from isthmus.transport import Transport, TransportError
-from isthmus.transport.rendezvous import find_world, open_store
+from isthmus.transport.rendezvous import open_store
 
 _MOST_CHECKPOINTS = 64  # that workers compare when they resume
-
-
-def train(config: RunConfig, resume: bool = False) -> dict[str, Any]:
-    """Run one worker to its end, or until it is stopped.
-
-    Which worker this is say RANK and WORLD_SIZE, as torchrun and `isthmus launch` set them; alone without them.
-
-    Args:
-        config: the same for all workers.
-        resume: go on from the newest checkpoint that all workers hold, instead of beginning a new run.
-
-    Returns:
-        This worker's part of the summary, also written to `worker-k.json` in the run's folder. Whoever finds there
-        the parts of all workers writes `summary.json`.
-
-    Raises:
-        UserError: something in the configuration, the data or the folder does not fit.
-        TransportError: other workers are gone, or differ.
-        NotSaved: the last checkpoint or the summary could not be written.
-    """
-    elastic = assemble.is_elastic(config)
-    worker = int(os.environ.get("RANK", "0")) if elastic else find_world()[0]
-    run_dir = Path(config.train.run_dir)
-    if not resume and metrics_path(run_dir, worker).exists():
-        raise UserError(f"{run_dir} holds a run already: go on with it by --resume, or choose another train.run_dir")
-    trainer = (_elastic_trainer() if elastic else Trainer)(config, worker)
-    if resume:
-        trainer.restore()
-    return trainer.run()
 
 
 class Trainer:
@@ -110,7 +78,7 @@ class Trainer:
         """Stand where a checkpoint stands."""
         self.model.load_state_dict(state["model"])
         self.inner_step.load_state_dict(state["inner_step"])
-        self.stream.load_state_dict(state["stream"])
+        self._restore_stream(state["stream"])
         self.totals = Totals(**state["totals"])
         self._metrics_bytes = state["metrics_bytes"]
         self._saved_step = step
@@ -181,6 +149,13 @@ class Trainer:
     def _open_stream(self, corpus: Corpus) -> Any:
         return corpus.stream(self.worker, self.config.inner.batch_size, self.config.train.seed)
 
+    def _stream_state(self) -> State:
+        state: State = self.stream.state_dict()
+        return state
+
+    def _restore_stream(self, state: State) -> None:
+        self.stream.load_state_dict(state)
+
     def _build_method(self) -> OuterLoop | DataParallel:
         return assemble.build_method(self.config, self.model)
 
@@ -231,7 +206,7 @@ class Trainer:
             "model": self.model.state_dict(),
             "method": self.method.state_dict(),
             "inner_step": self.inner_step.state_dict(),
-            "stream": self.stream.state_dict(),
+            "stream": self._stream_state(),
             "generators": assemble.generator_state(),
             "totals": asdict(self.totals),
             "metrics_bytes": self.metrics.position,
@@ -253,7 +228,7 @@ class Trainer:
         (self.run_dir / f"worker-{self.worker}.json").unlink(missing_ok=True)
         path = self.run_dir / "config.yaml"
         if self.worker == 0 or not path.exists():  # the folder may be this worker's alone
-            _write(path, yaml.safe_dump(dump(self.config), sort_keys=False))
+            write_file(path, yaml.safe_dump(dump(self.config), sort_keys=False))
         self.metrics = MetricsFile(metrics_path(self.run_dir, self.worker), self._metrics_bytes, say)
 
     def _end(self, finished: bool) -> dict[str, Any]:
@@ -285,23 +260,8 @@ class Trainer:
             **asdict(totals),
             "steps": self.position,
         }
-        _write(self.run_dir / f"worker-{self.worker}.json", json.dumps(part, indent=1))
-        paths = [self.run_dir / f"worker-{k}.json" for k in range(num_workers)]
-        if all(path.exists() for path in paths):
-            parts = [json.loads(path.read_text()) for path in paths]
-            _write(self.run_dir / "summary.json", json.dumps(join_parts(parts), indent=1))
+        write_summary(self.run_dir, part, num_workers)
         return part
-
-
-def _elastic_trainer() -> type[Trainer]:
-    from isthmus.train.elastic_trainer import ElasticTrainer  # which is built upon this module
-
-    return ElasticTrainer
-
-
-def metrics_path(run_dir: Path, worker: int) -> Path:
-    """Where a worker's metrics lie."""
-    return run_dir / "metrics" / f"worker-{worker}.jsonl"
 
 
 def newest_common(steps: list[int], transport: Transport) -> int | None:
@@ -311,20 +271,3 @@ def newest_common(steps: list[int], transport: Transport) -> int | None:
     own[: len(newest)] = torch.tensor(newest, dtype=torch.int64)
     lists = [set(theirs.tolist()) for (theirs,) in transport.quorum(0).gather([own])]
     return max((step for step in set.intersection(*lists) if step >= 0), default=None)
-
-
-def _write(path: Path, text: str) -> None:
-    """Beside, then renamed: a reader never sees half of it, and workers who write the same file not each other's."""
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        temporary.write_text(text)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def say(line: str) -> None:
-    """A line for whoever runs this."""
-    with suppress(OSError):  # the log's disk is full
-        print(line, file=sys.stderr, flush=True)

@@ -106,7 +106,7 @@ def _describe_drift(hashes: dict[int, bytes]) -> tuple[list[int], str]:
     minority = [rank for rank, value in hashes.items() if value != majority]
     others = [rank for rank, value in hashes.items() if value == majority]
     return minority, (
-        f"the anchors of {name_workers(minority)} differ from those of {name_workers(others)}: "
+        f"the anchors, or what was committed, of {name_workers(minority)} differ from those of {name_workers(others)}: "
         "start again from the last checkpoint, and report this if it comes back"
     )
 

@@ -1,0 +1,43 @@
+"""What a worker leaves in the run's folder besides checkpoints, and what it says."""
+
+from __future__ import annotations
+
+import json
+import sys
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from isthmus.train.metrics import join_parts
+
+
+def metrics_path(run_dir: Path, worker: int) -> Path:
+    """Where a worker's metrics lie."""
+    return run_dir / "metrics" / f"worker-{worker}.jsonl"
+
+
+def write_summary(run_dir: Path, part: dict[str, Any], num_workers: int) -> None:
+    """Write a worker's part, `worker-k.json`; whoever finds there the parts of all joins them in `summary.json`."""
+    write_file(run_dir / f"worker-{part['worker']}.json", json.dumps(part, indent=1))
+    paths = [run_dir / f"worker-{k}.json" for k in range(num_workers)]
+    if all(path.exists() for path in paths):
+        parts = [json.loads(path.read_text()) for path in paths]
+        write_file(run_dir / "summary.json", json.dumps(join_parts(parts), indent=1))
+
+
+def write_file(path: Path, text: str) -> None:
+    """Beside, then renamed: a reader never sees half of it, and workers who write the same file not each other's."""
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def say(line: str) -> None:
+    """A line for whoever runs this."""
+    with suppress(OSError):  # the log's disk is full
+        print(line, file=sys.stderr, flush=True)
