@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from isthmus.recipes.load import ENVIRONMENT_PREFIX
-from isthmus.transport.torchft_lighthouse import lighthouse
+from isthmus.transport.torchft.lighthouse import lighthouse
 
 _POLL_SECONDS = 0.02
 _GRACE_SECONDS = 5.0  # how long those who come first to a sync wait for the others
@@ -170,7 +170,7 @@ def meeting_place(engine: str, folder: Path) -> Iterator[list[str]]:
         with lighthouse("127.0.0.1:0", grace_seconds=_GRACE_SECONDS) as port:
             yield ["outer.transport.type=torchft", f"outer.transport.lighthouse=127.0.0.1:{port}"]
         return
-    from isthmus.transport.dht_server import first_peer
+    from isthmus.transport.hivemind.dht_server import first_peer
 
     keys = folder.with_name(f"{folder.name}-identity")
     with first_peer(keys / "first-peer.key") as addresses:

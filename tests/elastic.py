@@ -12,8 +12,8 @@ from isthmus.compress import Cast
 from isthmus.core import SyncSchedule, split_whole
 from isthmus.outer import OuterLoop
 from isthmus.transport.base import TransportError
-from isthmus.transport.elastic import Elastic
-from isthmus.transport.local_elastic import LocalMembership, MeetingPlace
+from isthmus.transport.elastic.local import LocalMembership, MeetingPlace
+from isthmus.transport.elastic.world import Elastic
 from tests.toy import Worker, inner_step, nesterov, sgd, toy_batch, toy_model
 
 

@@ -142,7 +142,7 @@ def lighthouse(
     grace_seconds: Annotated[float, typer.Option(min=0, help="How long the first wait for those still alive.")] = 10,
 ) -> None:
     """Start a lighthouse, where the workers of an elastic run find one another (torchft)."""
-    from isthmus.transport.torchft_lighthouse import serve_lighthouse
+    from isthmus.transport.torchft.lighthouse import serve_lighthouse
 
     serve_lighthouse(bind, min_workers, grace_seconds, host)
 
@@ -156,7 +156,7 @@ def dht(
     allowed_peers: Annotated[list[str] | None, typer.Option("--allow", help="Peer id; all others are refused.")] = None,
 ) -> None:
     """Start a first peer, through which the workers of an elastic run find one another (hivemind)."""
-    from isthmus.transport.dht_server import serve_dht
+    from isthmus.transport.hivemind.dht_server import serve_dht
 
     serve_dht(listen or [_DHT_LISTEN], identity, initial_peers or [], announce or [], allowed_peers or None)
 

@@ -11,7 +11,7 @@ from tests.transport.heal_world import Trickle
 
 from isthmus.core import SyncSchedule, split_balanced
 from isthmus.outer import KeepProgress, Mix, Replace
-from isthmus.transport.heal import fetch
+from isthmus.transport.heal.fetch import fetch
 
 SCHEDULES = {
     "blocking": {"schedule": SyncSchedule(3)},

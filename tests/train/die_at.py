@@ -21,8 +21,8 @@ from isthmus.outer.sync import Exchange
 from isthmus.train import checkpoint
 from isthmus.train.elastic_trainer import ElasticTrainer
 from isthmus.train.leases import Leases
-from isthmus.transport.download import Download
-from isthmus.transport.elastic import Elastic
+from isthmus.transport.elastic.world import Elastic
+from isthmus.transport.heal.download import Download
 from isthmus.transport.peers import BufferPeers
 from isthmus.transport.watched_group import WatchedGroup
 

@@ -18,7 +18,7 @@ import yaml
 from train_processes import CONTEXT, ROOT
 
 from isthmus.train.checkpoint import Checkpoints
-from isthmus.transport.torchft_lighthouse import lighthouse
+from isthmus.transport.torchft.lighthouse import lighthouse
 
 BUDGET_SECONDS = 20.0
 CONFIG: dict[str, Any] = {

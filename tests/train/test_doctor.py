@@ -22,7 +22,7 @@ from isthmus.train.doctor import doctor
 from isthmus.train.doctor.compare import compare_clocks, judge_links, readable_bits
 from isthmus.train.doctor.examine import rounds
 from isthmus.train.doctor.link import Link
-from isthmus.transport.torchft_lighthouse import lighthouse
+from isthmus.transport.torchft.lighthouse import lighthouse
 
 ROOT = Path(__file__).parents[2]
 CONTEXT = multiprocessing.get_context("forkserver")

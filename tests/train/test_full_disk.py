@@ -19,7 +19,7 @@ from isthmus.train.folder import say
 from isthmus.train.metrics import MetricsFile
 from isthmus.train.trainer import Trainer
 from isthmus.train.worker import train
-from isthmus.transport.torchft_lighthouse import lighthouse
+from isthmus.transport.torchft.lighthouse import lighthouse
 
 WIDE = ("model.arguments.width=64",)  # a checkpoint takes some 200 kB
 ELASTIC = ("outer.transport={type: torchft, sync_budget_seconds: 10}", "outer.split=whole")

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 import torch
 
-from isthmus.transport.channel import Channel, hang_up
-from isthmus.transport.donor import StateServer
-from isthmus.transport.snapshot import Outgoing, Snapshot
+from isthmus.transport.heal.channel import Channel, hang_up
+from isthmus.transport.heal.donor import StateServer
+from isthmus.transport.heal.snapshot import Outgoing, Snapshot
 
 TOKEN = "a secret"
 CHUNK_BYTES = 1 << 16

@@ -11,7 +11,7 @@ import torch
 
 from isthmus.core import UserError
 from isthmus.transport import TransportError
-from isthmus.transport.hivemind import Hivemind
+from isthmus.transport.hivemind.engine import Hivemind
 
 LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 

@@ -7,7 +7,7 @@ import pytest
 from mutate import mutate_bytes
 
 from isthmus.transport import TransportError
-from isthmus.transport.channel import Channel
+from isthmus.transport.heal.channel import Channel
 
 KEY = bytes(32)
 LIMIT = 1000

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from isthmus.transport import TransportError
-from isthmus.transport.download import Download
-from isthmus.transport.snapshot import Incoming, Manifest, Outgoing, Snapshot
+from isthmus.transport.heal.download import Download
+from isthmus.transport.heal.snapshot import Incoming, Manifest, Outgoing, Snapshot
 
 
 def promise(value: int, name: str = "v1") -> Manifest:

@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from isthmus.transport.elastic import Elastic
-from isthmus.transport.local_elastic import LocalMembership, MeetingPlace
+from isthmus.transport.elastic.local import LocalMembership, MeetingPlace
+from isthmus.transport.elastic.world import Elastic
 
 
 class Log:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.transport.election import leaders, link, weigh
+from isthmus.transport.elastic.election import leaders, link, weigh
 
 
 def card(version=1, chain="a", outer_step=5, healed=False, **more):

@@ -34,10 +34,10 @@ from mutate import mutate_bytes, mutate_json
 
 from isthmus.core import UserError
 from isthmus.transport import TransportError
-from isthmus.transport.channel import Channel
-from isthmus.transport.donor import StateServer
-from isthmus.transport.heal import Fetched, fetch
-from isthmus.transport.snapshot import Outgoing, Snapshot
+from isthmus.transport.heal.channel import Channel
+from isthmus.transport.heal.donor import StateServer
+from isthmus.transport.heal.fetch import Fetched, fetch
+from isthmus.transport.heal.snapshot import Outgoing, Snapshot
 
 MAX_BYTES = 1 << 26
 SNAPSHOT = make_snapshot()

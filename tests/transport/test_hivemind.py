@@ -19,12 +19,13 @@ from transport_contract import run_checks
 from transport_zygote import Zygote, free_port
 
 from isthmus.core import UserError
-from isthmus.transport import TransportError, frames
-from isthmus.transport.frames import Frame, Kind
-from isthmus.transport.hivemind import Hivemind
-from isthmus.transport.libp2p import Node
-from isthmus.transport.matchmaking import CARD_BYTES
-from isthmus.transport.node_settings import NodeSettings
+from isthmus.transport import TransportError
+from isthmus.transport.hivemind import frames
+from isthmus.transport.hivemind.engine import Hivemind
+from isthmus.transport.hivemind.frames import Frame, Kind
+from isthmus.transport.hivemind.libp2p import Node
+from isthmus.transport.hivemind.matchmaking import CARD_BYTES
+from isthmus.transport.hivemind.node_settings import NodeSettings
 from isthmus.transport.peers import vote
 
 BUDGET = 10.0

@@ -9,7 +9,7 @@ from safetensors.torch import load
 
 from isthmus.core.flatten import unflatten
 from isthmus.transport import TransportError
-from isthmus.transport.snapshot import MAX_MANIFEST_BYTES, Incoming, Manifest, Outgoing, Snapshot
+from isthmus.transport.heal.snapshot import MAX_MANIFEST_BYTES, Incoming, Manifest, Outgoing, Snapshot
 
 PARAMETER = torch.nn.Parameter(torch.randn(3, 7))
 STATE = {

@@ -18,8 +18,8 @@ from transport_zygote import Zygote, free_port
 from isthmus.core import UserError
 from isthmus.transport import TransportError
 from isthmus.transport.address import join_address, own_address, split_address
-from isthmus.transport.torchft import TorchFT
-from isthmus.transport.torchft_lighthouse import lighthouse
+from isthmus.transport.torchft.engine import TorchFT
+from isthmus.transport.torchft.lighthouse import lighthouse
 
 BUDGET = 6.0
 

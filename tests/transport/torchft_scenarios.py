@@ -11,8 +11,8 @@ from transport_contract import run_checks
 
 from isthmus.transport import TransportError
 from isthmus.transport.peers import vote
-from isthmus.transport.torchft import TorchFT
-from isthmus.transport.torchft_lighthouse import import_torchft
+from isthmus.transport.torchft.engine import TorchFT
+from isthmus.transport.torchft.lighthouse import import_torchft
 
 import_torchft()  # once, for all forks
 

@@ -18,7 +18,7 @@ from isthmus.train.leases import Leases
 from isthmus.train.metrics import Totals, whole_lines
 from isthmus.train.trainer import Trainer
 from isthmus.transport import TransportError
-from isthmus.transport.engines import worker_name
+from isthmus.transport.elastic.engines import worker_name
 
 
 class ElasticTrainer(Trainer):

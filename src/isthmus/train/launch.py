@@ -27,7 +27,7 @@ from isthmus.train.assemble import is_elastic
 from isthmus.train.folder import metrics_path
 from isthmus.train.progress import LiveProgress
 from isthmus.train.record import Record
-from isthmus.transport.torchft_lighthouse import lighthouse
+from isthmus.transport.torchft.lighthouse import lighthouse
 
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 2.0  # for the other workers to say what they know, once one has failed
@@ -101,7 +101,9 @@ def _meeting_place(config: RunConfig) -> Iterator[dict[str, Any]]:
             with lighthouse("127.0.0.1:0", grace_seconds=_MEETING_GRACE_SECONDS) as port:
                 yield {"lighthouse": f"127.0.0.1:{port}"}
         case "hivemind" if not transport["initial_peers"]:
-            from isthmus.transport.dht_server import first_peer  # hivemind takes seconds, and may not be installed
+            from isthmus.transport.hivemind.dht_server import (
+                first_peer,  # hivemind takes seconds, and may not be installed
+            )
 
             with first_peer(folder / "first-peer.key") as addresses:
                 yield {"initial_peers": addresses, "identity_folder": transport["identity_folder"] or str(folder)}

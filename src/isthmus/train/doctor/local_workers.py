@@ -13,7 +13,7 @@ import yaml
 
 from isthmus.config import RunConfig, dump
 from isthmus.recipes.load import ENVIRONMENT_PREFIX
-from isthmus.transport.torchft_lighthouse import lighthouse
+from isthmus.transport.torchft.lighthouse import lighthouse
 
 _MEETING_GRACE_SECONDS = 5.0
 

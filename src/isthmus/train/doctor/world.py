@@ -16,9 +16,9 @@ from isthmus.core import UserError
 from isthmus.core.types import Peers
 from isthmus.train.doctor.check import Card
 from isthmus.transport import TRANSPORTS, TransportError
-from isthmus.transport.elastic import Elastic
-from isthmus.transport.engines import worker_name
-from isthmus.transport.membership import Meeting
+from isthmus.transport.elastic.engines import worker_name
+from isthmus.transport.elastic.membership import Meeting
+from isthmus.transport.elastic.world import Elastic
 from isthmus.transport.peers import BufferPeers
 from isthmus.transport.rendezvous import first_line
 from isthmus.transport.torch_dist import TorchDist

@@ -12,8 +12,8 @@ from typing import Any
 
 from isthmus.core.types import UserError
 from isthmus.transport.base import TransportError
-from isthmus.transport.channel import Channel, hang_up
-from isthmus.transport.snapshot import CHUNK_BYTES, Outgoing, Snapshot
+from isthmus.transport.heal.channel import Channel, hang_up
+from isthmus.transport.heal.snapshot import CHUNK_BYTES, Outgoing, Snapshot
 
 Provide = Callable[[float], Snapshot]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hivemind.utils import get_dht_time  # type: ignore[import-untyped]
 
-from isthmus.transport.libp2p import Node
+from isthmus.transport.hivemind.libp2p import Node
 
 _LIFETIME_SECONDS = 10.0  # of a record; workers' clocks may differ by 3 s
 _ANNOUNCE_SECONDS = 2.5

@@ -22,8 +22,8 @@ from hivemind.utils.multiaddr import Multiaddr  # type: ignore[import-untyped]
 
 from isthmus.core.types import UserError
 from isthmus.transport.base import TransportError
-from isthmus.transport.guarded_p2p import GuardedP2P
-from isthmus.transport.node_settings import NodeSettings, PortInUse, check, check_ports, explain, lock_identity
+from isthmus.transport.hivemind.guarded_p2p import GuardedP2P
+from isthmus.transport.hivemind.node_settings import NodeSettings, PortInUse, check, check_ports, explain, lock_identity
 
 Result = TypeVar("Result")
 Handler = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

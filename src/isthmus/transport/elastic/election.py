@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from typing import Literal
 
-from isthmus.transport.membership import Card
+from isthmus.transport.elastic.membership import Card
 
 Weighting = Literal["uniform", "samples", "samples_per_step"]
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from isthmus.transport.base import TransportError
-from isthmus.transport.snapshot import Incoming, Manifest
+from isthmus.transport.heal.snapshot import Incoming, Manifest
 
 
 class Download:

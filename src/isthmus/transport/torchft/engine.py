@@ -20,10 +20,10 @@ from isthmus.core.types import Peers, UserError
 from isthmus.transport.address import join_address, own_address, split_address
 from isthmus.transport.base import PeerLost, TransportError
 from isthmus.transport.bounded import BoundedCalls
+from isthmus.transport.elastic.membership import Card, Meeting
 from isthmus.transport.heartbeat import Heartbeat
-from isthmus.transport.membership import Card, Meeting
 from isthmus.transport.rendezvous import first_line
-from isthmus.transport.torchft_lighthouse import LighthouseLine
+from isthmus.transport.torchft.lighthouse import LighthouseLine
 from isthmus.transport.watched_group import GroupPeers, Leftovers, WatchedGroup
 
 _START_SECONDS = 30.0  # for a store of one's own

@@ -11,8 +11,8 @@ from pathlib import Path
 from isthmus.core.types import UserError
 from isthmus.transport.address import own_address, split_address
 from isthmus.transport.base import Rider
-from isthmus.transport.elastic import Elastic
-from isthmus.transport.election import Weighting
+from isthmus.transport.elastic.election import Weighting
+from isthmus.transport.elastic.world import Elastic
 
 
 def worker_name() -> str:
@@ -51,7 +51,7 @@ class OverTorchFT(Elastic):
         rider: Rider | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
-        from isthmus.transport.torchft import TorchFT
+        from isthmus.transport.torchft.engine import TorchFT
 
         if lighthouse is None:
             raise UserError(
@@ -115,7 +115,7 @@ class OverHivemind(Elastic):
         rider: Rider | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
-        from isthmus.transport.hivemind import Hivemind
+        from isthmus.transport.hivemind.engine import Hivemind
 
         engine = Hivemind(
             worker_name(),

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from isthmus.core.types import Peers
 from isthmus.transport.base import TransportError
+from isthmus.transport.elastic.membership import Card, Meeting
 from isthmus.transport.local import Local, LocalWorld
-from isthmus.transport.membership import Card, Meeting
 
 
 class MeetingPlace:

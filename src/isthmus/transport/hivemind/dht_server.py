@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from isthmus.transport.libp2p import Node
-from isthmus.transport.node_settings import NodeSettings
+from isthmus.transport.hivemind.libp2p import Node
+from isthmus.transport.hivemind.node_settings import NodeSettings
 
 _START_SECONDS = 60.0
 

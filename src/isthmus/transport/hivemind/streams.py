@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from isthmus.transport import frames
 from isthmus.transport.base import TransportError
-from isthmus.transport.frames import Frame, Kind
+from isthmus.transport.hivemind import frames
+from isthmus.transport.hivemind.frames import Frame, Kind
 from isthmus.transport.peers import BufferPeers
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]

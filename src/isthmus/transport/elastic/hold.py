@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from threading import Event
 
-from isthmus.transport.membership import Card
+from isthmus.transport.elastic.membership import Card
 
 _POLL_SECONDS = 0.05
 _SPARE = 1.5  # what took so long the first time is given so many times as long

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.core.types import Peers, UserError
-from isthmus.transport import frames
 from isthmus.transport.base import TransportError
-from isthmus.transport.frames import Kind
-from isthmus.transport.libp2p import Node
-from isthmus.transport.matchmaking import Group, Matchmaker
-from isthmus.transport.membership import Card, Meeting
-from isthmus.transport.node_settings import NodeSettings
-from isthmus.transport.presence import Presence
-from isthmus.transport.streams import Mesh, StreamPeers
+from isthmus.transport.elastic.membership import Card, Meeting
+from isthmus.transport.hivemind import frames
+from isthmus.transport.hivemind.frames import Kind
+from isthmus.transport.hivemind.libp2p import Node
+from isthmus.transport.hivemind.matchmaking import Group, Matchmaker
+from isthmus.transport.hivemind.node_settings import NodeSettings
+from isthmus.transport.hivemind.presence import Presence
+from isthmus.transport.hivemind.streams import Mesh, StreamPeers
 
 _HELLO_SECONDS = 5.0  # for a stream to say what it is for, and for this worker to come to the meeting it belongs to
 _GOODBYE_SECONDS = 3.0

@@ -18,9 +18,9 @@ from hivemind.proto import averaging_pb2  # type: ignore[import-untyped]
 from hivemind.utils import get_dht_time  # type: ignore[import-untyped]
 
 from isthmus.transport.base import TransportError
-from isthmus.transport.libp2p import Node
-from isthmus.transport.membership import Card
-from isthmus.transport.presence import Presence, Record
+from isthmus.transport.elastic.membership import Card
+from isthmus.transport.hivemind.libp2p import Node
+from isthmus.transport.hivemind.presence import Presence, Record
 
 CARD_BYTES = 1 << 14
 _VERSION = b"isthmus 1"

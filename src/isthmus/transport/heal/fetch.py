@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from isthmus.core.types import State
 from isthmus.transport.base import TransportError
-from isthmus.transport.channel import Channel, hang_up
-from isthmus.transport.download import Download
-from isthmus.transport.snapshot import MAX_MANIFEST_BYTES, Incoming, Manifest
+from isthmus.transport.heal.channel import Channel, hang_up
+from isthmus.transport.heal.download import Download
+from isthmus.transport.heal.snapshot import MAX_MANIFEST_BYTES, Incoming, Manifest
 
 _WINDOW = 2  # chunks asked of a donor at a time, so that the link is not idle for a round trip after each
 _MAX_REPLY_BYTES = 4096
@@ -60,7 +60,7 @@ def fetch(
     total_seconds: float,
     max_bytes: int,
 ) -> Fetched:
-    """Fetch a state from donors (`isthmus.transport.donor.StateServer`).
+    """Fetch a state from donors (`isthmus.transport.heal.donor.StateServer`).
 
     Nothing that arrives is executed or unpickled. Memory: what the believed manifest promises, and for each donor a
     manifest (at most 8 MiB, as text) and one chunk (at most 16 MiB).

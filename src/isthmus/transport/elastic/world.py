@@ -12,14 +12,14 @@ from typing import Any
 
 from isthmus.core.types import Peers, State, UserError
 from isthmus.transport.base import Behind, Drift, Leaving, Replica, Rider, TransportError, TransportLimits
-from isthmus.transport.donor import StateServer
-from isthmus.transport.election import Weighting, leaders, link, weigh
-from isthmus.transport.heal import fetch
-from isthmus.transport.hold import Hold
+from isthmus.transport.elastic.election import Weighting, leaders, link, weigh
+from isthmus.transport.elastic.hold import Hold
+from isthmus.transport.elastic.membership import Card, Meeting, Membership
+from isthmus.transport.heal.donor import StateServer
+from isthmus.transport.heal.fetch import fetch
+from isthmus.transport.heal.snapshot import Snapshot
 from isthmus.transport.identity import check_identities
-from isthmus.transport.membership import Card, Meeting, Membership
 from isthmus.transport.peers import vote
-from isthmus.transport.snapshot import Snapshot
 
 _JOIN_BUDGETS = 10  # clusters do not start at the same moment: a new run waits this long for all its workers
 _SLOWEST_LINK = 1e6  # bytes a second: a state that arrives more slowly is given up

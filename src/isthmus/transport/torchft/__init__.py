@@ -1,0 +1,1 @@
+"""The elastic engine over torchft's lighthouse."""
