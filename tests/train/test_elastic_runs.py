@@ -1,4 +1,4 @@
-"""Elastic runs with real processes and the real lighthouse: killed, left, come back; what is committed stays one."""
+"""Elastic runs with real processes over the real engines: killed, left, come back; what is committed stays one."""
 
 import json
 import os
@@ -8,28 +8,29 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
 RUN = {
     "model": {
         "type": "module",
-        "path": "tests.train.tiny:Bigram",
-        "arguments": {"hidden_size": 4},
+        "path": "tests.train.tiny:Paced",
         "sequence_length": 8,
     },
     "data": {"type": "text", "source": str(ROOT / "src/isthmus/core")},
     "inner": {"batch_size": 2},
     "outer": {"schedule": {"local_steps": 20, "num_fragments": 1, "warm_start_steps": 0}, "split": "whole"},
-    "train": {"workers": 3, "steps": 8000, "eval_every": 0, "eval_batches": 1, "checkpoint_every": 2000},
+    "train": {"workers": 3, "steps": 1000, "eval_every": 0, "eval_batches": 1, "checkpoint_every": 200},
 }
-TRANSPORT = {"type": "torchft", "min_workers": 2, "sync_budget_seconds": 20.0}
+TRANSPORT = {"min_workers": 2, "sync_budget_seconds": 20.0}
 
 
-def write(folder: Path, recipe: str, **train: object) -> Path:
+def write(folder: Path, engine: str) -> Path:
     path = folder / "run.yaml"
-    outer = RUN["outer"] | {"recipe": recipe, "transport": TRANSPORT}
-    config = RUN | {"outer": outer, "train": RUN["train"] | {"run_dir": str(folder / "run")} | train}
+    outer = RUN["outer"] | {"recipe": "streaming", "transport": TRANSPORT | {"type": engine}}
+    model = RUN["model"] | {"arguments": {"hidden_size": 4, "go": str(folder / "go")}}
+    config = RUN | {"model": model, "outer": outer, "train": RUN["train"] | {"run_dir": str(folder / "run")}}
     path.write_text(yaml.safe_dump(config))
     return path
 
@@ -70,8 +71,10 @@ def final_state(folder: Path, worker: int) -> dict:
     return json.loads((newest / "state.json").read_text())
 
 
-def test_a_killed_worker_is_started_again_and_catches_up(tmp_path):
-    launcher = launch(write(tmp_path, "streaming"))
+@pytest.mark.parametrize("engine", ["torchft", "hivemind"])
+def test_a_killed_worker_is_started_again_and_catches_up(tmp_path, engine):
+    """`isthmus launch` makes the lighthouse, or the first peer, itself."""
+    launcher = launch(write(tmp_path, engine))
     try:
         wait_for(launcher, lambda: len(syncs(tmp_path, 0)) > 10)
         victim = workers_of(launcher)[2]
@@ -79,6 +82,7 @@ def test_a_killed_worker_is_started_again_and_catches_up(tmp_path):
         wait_for(launcher, lambda: any(sync["num_peers"] == 2 for sync in syncs(tmp_path, 0)))
         wait_for(launcher, lambda: syncs(tmp_path, 0)[-1]["num_peers"] == 3)
         assert workers_of(launcher)[2] != victim
+        (tmp_path / "go").touch()
         output, _ = launcher.communicate(timeout=200)
     finally:
         launcher.kill()
@@ -89,4 +93,4 @@ def test_a_killed_worker_is_started_again_and_catches_up(tmp_path):
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert len(set(summary["anchor_hash"].values())) == 1
     assert summary["finished"]
-    assert summary["steps"] == 8000
+    assert summary["steps"] == 1000

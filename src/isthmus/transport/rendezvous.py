@@ -15,6 +15,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from isthmus.core.types import UserError
 from isthmus.transport.base import PeerLost
+from isthmus.transport.dns import spare_lookups
 from isthmus.transport.peers import name_workers
 
 _meetings = itertools.count()
@@ -46,6 +47,7 @@ def find_world() -> tuple[int, int]:
 def initialise(backend: str, timeout_seconds: float) -> None:
     """Initialise torch.distributed from the launcher's environment."""
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    spare_lookups()
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
     except (RuntimeError, ValueError) as error:

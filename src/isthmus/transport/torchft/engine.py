@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,13 +19,12 @@ from isthmus.core.types import Peers, UserError
 from isthmus.transport.address import join_address, own_address, split_address
 from isthmus.transport.base import PeerLost, TransportError
 from isthmus.transport.bounded import BoundedCalls
+from isthmus.transport.dns import spare_lookups
 from isthmus.transport.elastic.membership import Card, Meeting
 from isthmus.transport.heartbeat import Heartbeat
 from isthmus.transport.rendezvous import first_line
 from isthmus.transport.torchft.lighthouse import LighthouseLine
 from isthmus.transport.watched_group import GroupPeers, Leftovers, WatchedGroup
-
-_START_SECONDS = 30.0  # for a store of one's own
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,8 @@ class TorchFT:
             dist.ProcessGroupGloo.create_device(hostname=host)
         except RuntimeError as error:
             raise UserError(f"{host} is no address of this machine ({first_line(error)})") from error
-        self._store = self._calls.within(_START_SECONDS, _serve_store)
+        spare_lookups()
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._address = join_address(host, self._store.port)
         self._line.connect(self.sync_budget_seconds)
         atexit.register(self.leave)
@@ -215,22 +214,6 @@ class _Peers(GroupPeers):
     def _run(self, kind: str, start: Callable[[dist.ProcessGroup], dist.Work | None]) -> None:
         with _losses_are_refusals():
             super()._run(kind, start)
-
-
-def _serve_store() -> Any:
-    """A store in this process; to be called on a new thread.
-
-    torch asks DNS for the name of every address it connects to, five seconds long where an answer is lost, until it
-    meets a first failure (pytorch issue 159007). So it meets one here: for this thread DNS fails at once.
-    """
-    before = os.environ.get("RES_OPTIONS")
-    os.environ["RES_OPTIONS"] = "attempts:0"
-    try:
-        return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    finally:
-        os.environ.pop("RES_OPTIONS")
-        if before is not None:
-            os.environ["RES_OPTIONS"] = before
 
 
 @contextmanager
