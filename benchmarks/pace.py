@@ -74,7 +74,7 @@ def steps_between(worker: Worker, first: Event, last: Event) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--local-steps", type=int, default=60)
+    parser.add_argument("--local-steps", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each measurement")
     given = parser.parse_args()
     fast = measure("fast alone", [0], given.local_steps, given.seconds)
