@@ -122,7 +122,7 @@ class World:
         """A lighthouse or a first peer on a machine of its own; returns what the workers need to know."""
         host = self.num_workers
         address = f"10.77.0.{10 + host}"
-        common = "min_workers: 2, sync_budget_seconds: 15"
+        common = "min_workers: 3, sync_budget_seconds: 15"
         if self.engine == "torchft":
             command = ["lighthouse", "--bind", f"{address}:29510", "--host", address, "--grace-seconds", "3"]
         else:

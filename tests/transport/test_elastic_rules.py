@@ -89,3 +89,10 @@ def test_a_ledger_that_differs_is_drift(town):
 def test_without_a_claim_there_is_no_weight(town):
     assert town.sync(0, (2, None)) == [[1.0, 0.0]] * 2
     assert town.riders[1].commits == [({"w0": 2, "w1": None}, ["w0"])]
+
+
+@pytest.mark.parametrize(("expected", "least"), [(None, 1), (1, 1), (2, 2), (3, 2), (4, 3)])
+def test_more_than_half_must_be_there_unless_told_otherwise(expected, least):
+    membership = LocalMembership(MeetingPlace(), "w0")
+    assert Elastic(membership, expected_workers=expected).min_workers == least
+    assert Elastic(membership, expected_workers=expected, min_workers=1).min_workers == 1

@@ -30,7 +30,8 @@ class OverTorchFT(Elastic):
 
     Args:
         lighthouse: its address, host:port, as `isthmus lighthouse` prints it; `isthmus launch` starts one of its own.
-        min_workers: with fewer nobody commits.
+        min_workers: with fewer nobody commits; None: more than half of `expected_workers`, so that the halves of a cut
+            network cannot both go on.
         weighting: each worker's share in the mean.
         sync_budget_seconds: bound on one attempt at a sync; all other timeouts follow from it.
         host: how the other workers reach this machine; None: the address from which it reaches the lighthouse.
@@ -42,7 +43,7 @@ class OverTorchFT(Elastic):
     def __init__(
         self,
         lighthouse: str | None = None,
-        min_workers: int = 1,
+        min_workers: int | None = None,
         weighting: Weighting = "uniform",
         sync_budget_seconds: float = 60.0,
         host: str | None = None,
@@ -85,7 +86,8 @@ class OverHivemind(Elastic):
         listen: multiaddrs to listen on.
         announce: multiaddrs as the others see them; empty: those listened on.
         relay: let peers behind NAT be reached through others.
-        min_workers: with fewer nobody commits.
+        min_workers: with fewer nobody commits; None: more than half of `expected_workers`, so that the halves of a cut
+            network cannot both go on.
         weighting: each worker's share in the mean.
         sync_budget_seconds: bound on one attempt at a sync; all other timeouts follow from it.
         grace_seconds: how long a majority that has come to a sync waits for the others that are alive.
@@ -105,7 +107,7 @@ class OverHivemind(Elastic):
         listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",),
         announce: tuple[str, ...] = (),
         relay: bool = False,
-        min_workers: int = 1,
+        min_workers: int | None = None,
         weighting: Weighting = "uniform",
         sync_budget_seconds: float = 60.0,
         grace_seconds: float = 30.0,

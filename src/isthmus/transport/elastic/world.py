@@ -39,7 +39,8 @@ class Elastic:
         membership: finds the workers and connects them.
         identity: a flat configuration that all workers must share.
         expected_workers: how many a new run waits for before its first sync; None: `min_workers`.
-        min_workers: with fewer that are up to date nobody commits: they wait, and keep their progress.
+        min_workers: with fewer that are up to date nobody commits: they wait, and keep their progress. None: more than
+            half of `expected_workers`.
         weighting: each worker's share in the mean.
         sync_budget_seconds: bound on one attempt at a sync.
         state_host: address under which the others can fetch this worker's state.
@@ -55,7 +56,7 @@ class Elastic:
         membership: Membership,
         identity: dict[str, str] | None = None,
         expected_workers: int | None = None,
-        min_workers: int = 1,
+        min_workers: int | None = None,
         weighting: Weighting = "uniform",
         sync_budget_seconds: float = 60.0,
         state_host: str = "127.0.0.1",
@@ -63,6 +64,7 @@ class Elastic:
         say: Say = print,
         rider: Rider | None = None,
     ) -> None:
+        min_workers = (expected_workers or 1) // 2 + 1 if min_workers is None else min_workers
         if expected_workers is not None and min_workers > expected_workers:
             raise UserError(
                 f"min_workers is {min_workers}, but the run has {expected_workers} workers: no sync could ever commit"

@@ -31,6 +31,7 @@ _RPC_SECONDS = 2.0  # to wait for a peer's answer
 _RETRY_SECONDS = 0.5
 _PORT_SECONDS = 5.0  # for a port to become free
 _log = logging.getLogger(__name__)
+logging.getLogger("asyncio").addFilter(lambda record: record.msg != "socket.send() raised exception.")  # nor is this
 logging.getLogger("hivemind").setLevel(os.environ["HIVEMIND_LOGLEVEL"])  # it may have been imported before
 
 
