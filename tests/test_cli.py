@@ -1,5 +1,6 @@
 """The command line in this process; what starts processes of its own is in tests/train/test_launch.py."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -148,3 +149,21 @@ def test_train_alone_reports(monkeypatch, capsys, config, tmp_path):
     assert (tmp_path / "run/report.png").stat().st_size > 10_000
     assert isthmus(monkeypatch, "train", config) == 2
     assert "holds a run already" in capsys.readouterr().err
+
+
+WITHOUT_HIVEMIND = """
+import sys
+class Absent:
+    def find_spec(self, name, *rest):
+        if name == "hivemind":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+sys.argv = ["isthmus", "dht"]
+from isthmus.cli import main
+main()
+"""
+
+
+def test_a_wheel_that_is_missing_is_named():
+    ended = subprocess.run([sys.executable, "-c", WITHOUT_HIVEMIND], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (2, "error: hivemind is not installed: pip install 'isthmus[p2p]'\n")

@@ -1,15 +1,17 @@
 """A checkpoint gives back what it was given, or is named and refused."""
 
+import errno
 import math
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 
 from isthmus.core import UserError
 from isthmus.train import checkpoint
-from isthmus.train.checkpoint import Checkpoints
+from isthmus.train.checkpoint import Checkpoints, NotSaved
 
 LAYOUT = {"model.hidden_size": 8, "parameter a": "[2] torch.float32"}
 
@@ -145,6 +147,35 @@ def test_a_step_that_is_reached_again_replaces_its_checkpoint(checkpoints):
         checkpoints.save(10, state(seed))
     assert equal(checkpoints.load(10), state(3))
     assert [path.name for path in checkpoints.folder.glob("*/*")] == ["worker-0"]
+
+
+def test_killed_while_a_checkpoint_is_replaced_the_former_one_is_put_back(checkpoints):
+    checkpoints.save(10, state(1))
+    path = checkpoints.folder / "step-00000010/worker-0"
+    path.rename(path.with_suffix(".old"))
+    path.with_suffix(".tmp").mkdir()
+    checkpoints.discard_half_done()
+    assert equal(checkpoints.load(10), state(1))
+    assert [path.name for path in checkpoints.folder.glob("*/*")] == ["worker-0"]
+
+
+@pytest.mark.parametrize("there_is_one", [False, True])
+def test_a_checkpoint_that_cannot_take_its_place_leaves_what_was_there(checkpoints, monkeypatch, there_is_one):
+    if there_is_one:
+        checkpoints.save(10, state(1))
+    rename = Path.rename
+
+    def full(path, target):
+        if path.suffix == ".tmp":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(NotSaved, match="No space left on device"):
+        checkpoints.save(10, state(2))
+    assert checkpoints.usable() == [10][: int(there_is_one)]
+    if there_is_one:
+        assert equal(checkpoints.load(10), state(1))
 
 
 def kill_at_call(function, number):

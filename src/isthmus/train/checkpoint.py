@@ -89,7 +89,8 @@ class Checkpoints:
         try:
             temporary.rename(final)
         except OSError:
-            before.rename(final)
+            if before.exists():
+                before.rename(final)
             raise
         shutil.rmtree(before, ignore_errors=True)
         for changed in (final.parent, self.folder, self.folder.parent):
@@ -146,6 +147,9 @@ class Checkpoints:
 
     def discard_half_done(self) -> None:
         """Delete what a kill has left half written, or half deleted."""
+        for before in self.folder.glob(f"step-*/worker-{self.worker}.old"):
+            if not before.with_suffix("").exists():  # killed just when the new one was to take its place
+                before.rename(before.with_suffix(""))
         for half_done in self.folder.glob(f"step-*/worker-{self.worker}.*"):
             shutil.rmtree(half_done)
 

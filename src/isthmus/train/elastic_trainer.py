@@ -41,7 +41,7 @@ class ElasticTrainer(Trainer):
             self.totals = Totals(**state["totals"])
         elif usable:
             self._become(self.checkpoints.load(max(usable)), max(usable))
-        self._metrics_bytes = whole_lines(metrics_path(self.run_dir, self.worker))  # no run of others is cut back
+        self._metrics_bytes = whole_lines(metrics_path(self.run_dir, self.worker))  # the others went on: nothing is cut
 
     def run(self) -> dict[str, Any]:
         """Train until the run is finished, or this worker is told to leave."""

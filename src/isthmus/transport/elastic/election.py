@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from typing import Literal
 
+from isthmus.transport.base import Rider
 from isthmus.transport.elastic.membership import Card
 
 Weighting = Literal["uniform", "samples", "samples_per_step"]
@@ -43,6 +45,14 @@ def weigh(cards: dict[str, Card], names: list[str], weighting: Weighting) -> lis
     amounts = [amount(cards[name]) for name in names]
     total = sum(amounts)
     return [each / total for each in amounts] if total > 0 else [1 / len(names) for _ in names]
+
+
+def with_ridden(fingerprint: bytes, rider: Rider | None) -> bytes:
+    """The anchors' hash as one of what rides with the commits too; empty where nothing is to be compared."""
+    if rider is None or not fingerprint:
+        return fingerprint
+    ridden = json.dumps(rider.state_dict(), sort_keys=True).encode()
+    return hashlib.blake2b(fingerprint + ridden, digest_size=len(fingerprint)).digest()
 
 
 def link(chain: str, outer_step: int, meeting: str, names: list[str]) -> str:

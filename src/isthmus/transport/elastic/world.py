@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +10,7 @@ from typing import Any
 
 from isthmus.core.types import Peers, State, UserError
 from isthmus.transport.base import Behind, Drift, Leaving, Replica, Rider, TransportError, TransportLimits
-from isthmus.transport.elastic.election import Weighting, leaders, link, weigh
+from isthmus.transport.elastic.election import Weighting, leaders, link, weigh, with_ridden
 from isthmus.transport.elastic.hold import Hold
 from isthmus.transport.elastic.membership import Card, Meeting, Membership
 from isthmus.transport.heal.donor import StateServer
@@ -146,7 +144,7 @@ class Elastic:
         meeting = self._meeting
         assert meeting is not None
         try:
-            committed = vote(peers, ok, self._with_what_rides(fingerprint))
+            committed = vote(peers, ok, with_ridden(fingerprint, self.rider))
         except Drift as drift:
             self._say(f"{self.membership.name}: {drift}")
             if peers.rank in drift.ranks:
@@ -240,13 +238,6 @@ class Elastic:
 
     def wait_until(self, seconds: float) -> None:
         """Nothing to do: real time passes by itself."""
-
-    def _with_what_rides(self, fingerprint: bytes) -> bytes:
-        """The anchors' hash as one of the ledger too, for whoever compares it."""
-        if self.rider is None or not fingerprint:
-            return fingerprint
-        ridden = json.dumps(self.rider.state_dict(), sort_keys=True).encode()
-        return hashlib.blake2b(fingerprint + ridden, digest_size=len(fingerprint)).digest()
 
     def _card(self) -> Card:
         return {
