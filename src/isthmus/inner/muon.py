@@ -30,7 +30,7 @@ class Muon(torch.optim.Optimizer):
     def __init__(
         self,
         params: Iterable[torch.nn.Parameter],
-        lr: float = 0.02,
+        lr: float = 0.01,
         momentum: float = 0.95,
         weight_decay: float = 0.1,
     ) -> None:

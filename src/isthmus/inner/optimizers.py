@@ -48,11 +48,11 @@ class MuonAdamW:
     """Muon for hidden matrices, AdamW for the rest (embeddings, norms, biases, head), as one optimizer.
 
     Hidden matrices are the two-dimensional parameters inside the model's block lists (`nn.ModuleList`), embedding
-    tables excepted. The learning rate is that of MuLoCo (arXiv 2505.23725); it was also the best of five for 400
-    steps of a 0.1M GPT-NeoX on bytes (loss 1.80; AdamW at its best of four, 0.012, 2.03).
+    tables excepted. The learning rate was the best of 0.007, 0.01, 0.014 and 0.02 for 3,000 steps of a 0.1M GPT-NeoX
+    on bytes (docs/learning.md); MuLoCo's 0.02 (arXiv 2505.23725) is better for a few hundred.
     """
 
-    lr: float = 0.02  # of the matrices
+    lr: float = 0.01  # of the matrices
     momentum: float = 0.95
     weight_decay: float = 0.1
     adamw_lr: float | None = None  # of the rest; None: the same, for update sizes match
