@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.chaos.faults import Fault
 
 _LOOK_SECONDS = 30.0  # at most so long after its begin is a stall a fault's
-_BIN = 500  # steps, over which losses are averaged
+BIN_STEPS = 500  # steps, over which losses are averaged
 
 
 class BrokenPromise(Exception):
@@ -105,8 +105,10 @@ class Diaries:
         for events in self.metrics:
             for event in events:
                 if event["event"] == "step" and event["loss"] is not None:
-                    bins[event["step"] // _BIN * _BIN].append(event["loss"])
-        return {start: statistics.mean(losses) for start, losses in sorted(bins.items()) if len(losses) > _BIN // 20}
+                    bins[event["step"] // BIN_STEPS * BIN_STEPS].append(event["loss"])
+        return {
+            start: statistics.mean(losses) for start, losses in sorted(bins.items()) if len(losses) > BIN_STEPS // 20
+        }
 
     def count(self) -> dict[str, int]:
         """Syncs and faults as the workers reported them."""
@@ -123,6 +125,12 @@ def usual_stall(diaries: Diaries, seconds: float) -> float:
     begin, end = max(steps[0] for steps in diaries.steps), min(steps[-1] for steps in diaries.steps)
     starts = np.arange(begin, end - seconds, seconds)
     return statistics.median(max(_longest_gap(s, start, start + seconds) for s in diaries.steps) for start in starts)
+
+
+def largest_rise(losses: dict[int, float]) -> float:
+    """How far a run's loss ever rose above the lowest of the bins before."""
+    values = list(losses.values())
+    return max((value - min(values[:index]) for index, value in enumerate(values) if index), default=0.0)
 
 
 def as_rows(costs: list[Cost]) -> list[list[Any]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from benchmarks.chaos.world import World
 
 _LASTS = (2.0, 8.0)  # seconds
-_PAUSE_SECONDS = 5.0  # in the mean, from the end of a fault to the next
+_PAUSE_SECONDS = 8.0  # in the mean, from the end of a fault to the next
 
 
 @dataclass(frozen=True)
