@@ -32,7 +32,6 @@ from isthmus.transport.torchft.lighthouse import lighthouse
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 2.0  # for the other workers to say what they know, once one has failed
 _STOP = b"stop"
-_MEETING_GRACE_SECONDS = 5.0  # how long workers on one machine wait for each other at a sync
 _MOST_DEATHS = 100  # of one worker of an elastic run, after which it is not started again
 
 
@@ -67,7 +66,7 @@ def launch(config: RunConfig, console: Console, resume: bool = False, name: str 
     run_dir, name = Path(config.train.run_dir), name or config.outer.recipe
     if not resume and metrics_path(run_dir, 0).exists():
         raise UserError(f"{run_dir} holds a run already: go on with it by --resume, or choose another train.run_dir")
-    with _meeting_place(config) as known:
+    with meeting_place(config) as known:
         outer = config.outer.model_copy(update={"transport": config.outer.transport | known})
         return _run(config.model_copy(update={"outer": outer}), console, resume, name)
 
@@ -93,12 +92,16 @@ def _run(config: RunConfig, console: Console, resume: bool, name: str) -> Record
 
 
 @contextmanager
-def _meeting_place(config: RunConfig) -> Iterator[dict[str, Any]]:
-    """Where the workers find one another, for `outer.transport`; made here where the configuration names none."""
+def meeting_place(config: RunConfig) -> Iterator[dict[str, Any]]:
+    """Where the workers find one another, for `outer.transport`; made here where the configuration names none.
+
+    Raises:
+        UserError: it cannot be made as the configuration says.
+    """
     transport, folder = config.outer.transport, Path(config.train.run_dir) / "identity"
     match transport["type"]:
         case "torchft" if transport["lighthouse"] is None:
-            with lighthouse("127.0.0.1:0", grace_seconds=_MEETING_GRACE_SECONDS) as port:
+            with lighthouse("127.0.0.1:0", grace_seconds=transport["grace_seconds"]) as port:
                 yield {"lighthouse": f"127.0.0.1:{port}"}
         case "hivemind" if not transport["initial_peers"]:
             from isthmus.transport.hivemind.dht_server import (

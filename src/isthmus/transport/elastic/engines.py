@@ -34,6 +34,9 @@ class OverTorchFT(Elastic):
             network cannot both go on.
         weighting: each worker's share in the mean.
         sync_budget_seconds: bound on one attempt at a sync; all other timeouts follow from it.
+        grace_seconds: how long a majority that has come to a sync waits for the others that are alive. It is the
+            lighthouse that waits: this one is for the lighthouse that `isthmus launch` starts, and one of your own goes
+            by `isthmus lighthouse --grace-seconds`.
         host: how the other workers reach this machine; None: the address from which it reaches the lighthouse.
         identity: what all workers must share.
         expected_workers: how many a new run waits for.
@@ -46,6 +49,7 @@ class OverTorchFT(Elastic):
         min_workers: int | None = None,
         weighting: Weighting = "uniform",
         sync_budget_seconds: float = 60.0,
+        grace_seconds: float = 5.0,
         host: str | None = None,
         identity: dict[str, str] | None = None,
         expected_workers: int | None = None,

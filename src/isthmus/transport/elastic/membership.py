@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from isthmus.core.types import Peers
+from isthmus.core.types import Peers, UserError
 
 Card = dict[str, Any]  # what a worker says of itself: plain JSON values, at most a few kilobytes
 
@@ -62,3 +63,13 @@ class Membership(Protocol):
     def leave(self) -> None:
         """Say goodbye: the others do not wait for this worker any more. A second call does nothing."""
         ...
+
+
+def check_grace(seconds: float) -> None:
+    """Refuse a stragglers' grace that is none.
+
+    Raises:
+        UserError: it is negative, infinite or not a number.
+    """
+    if not (seconds >= 0 and math.isfinite(seconds)):
+        raise UserError(f"grace_seconds is {seconds:g}: it should be a number of seconds, 0 for no grace at all")

@@ -12,7 +12,7 @@ from typing import Any
 
 from isthmus.core.types import Peers, UserError
 from isthmus.transport.base import TransportError
-from isthmus.transport.elastic.membership import Card, Meeting
+from isthmus.transport.elastic.membership import Card, Meeting, check_grace
 from isthmus.transport.hivemind import frames
 from isthmus.transport.hivemind.frames import Kind
 from isthmus.transport.hivemind.libp2p import Node
@@ -44,6 +44,9 @@ class Hivemind:
         sync_budget_seconds: bound on one collective; heartbeats follow from it.
         grace_seconds: after it, a majority meets without those who are alive but do not come.
         connect_seconds: how long to look for the initial peers.
+
+    Raises:
+        UserError: `grace_seconds` is no time.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Hivemind:
         grace_seconds: float = 30.0,
         connect_seconds: float = 60.0,
     ) -> None:
+        check_grace(grace_seconds)
         allowed = None if allowed_peers is None else frozenset(allowed_peers)
         self.settings = NodeSettings(
             Path(identity), tuple(initial_peers), tuple(listen), tuple(announce), allowed, relay

@@ -16,6 +16,7 @@ from isthmus.core.types import UserError
 from isthmus.transport.address import join_address, own_address, split_address
 from isthmus.transport.base import TransportError
 from isthmus.transport.bounded import BoundedCalls, NoAnswer
+from isthmus.transport.elastic.membership import check_grace
 
 _BEAT_SECONDS = 1.0
 _ATTEMPT_SECONDS = 2.0  # one attempt at a connection: Ctrl-C works between two
@@ -39,8 +40,9 @@ def lighthouse(
         Its port.
 
     Raises:
-        UserError: the port is in use, or `bind` is no address of this machine.
+        UserError: the port is in use, `bind` is no address of this machine, or `grace_seconds` is no time.
     """
+    check_grace(grace_seconds)
     host, port = split_address(bind)
     try:
         server = import_torchft().LighthouseServer(
