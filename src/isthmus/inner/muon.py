@@ -8,6 +8,9 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from isthmus.core.fragment import local_view
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at zero: kellerjordan.github.io/posts/muon
 _STEPS = 5
@@ -46,20 +49,22 @@ class Muon(torch.optim.Optimizer):
 
     def _update(self, params: list[torch.Tensor], lr: float, momentum: float, weight_decay: float) -> None:
         """Update matrices that are equal in shape up to transposition."""
-        grads = [param.grad for param in params if param.grad is not None]
+        grads = [local_view(param.grad) for param in params if param.grad is not None]
         for param in params:
             if not self.state[param]:
                 self.state[param]["momentum"] = torch.zeros_like(param)
-        buffers = [self.state[param]["momentum"] for param in params]
+        buffers = [local_view(self.state[param]["momentum"]) for param in params]
         torch._foreach_lerp_(buffers, grads, 1 - momentum)
-        nesterov = torch._foreach_lerp(grads, buffers, momentum)
+        nesterov = [
+            _whole(own, param) for own, param in zip(torch._foreach_lerp(grads, buffers, momentum), params, strict=True)
+        ]
         wide = torch.stack([matrix if _is_wide(matrix) else matrix.mT for matrix in nesterov])
         updates = orthogonalize(wide, _working_dtype(wide.device)).to(params[0].dtype).unbind()
         scale = lr * 0.2 * max(params[0].shape) ** 0.5
-        torch._foreach_mul_(params, 1 - lr * weight_decay)
-        torch._foreach_add_(
-            params, [o if _is_wide(p) else o.mT for o, p in zip(updates, params, strict=True)], alpha=-scale
-        )
+        updates = [_own(o if _is_wide(p) else o.mT, p) for o, p in zip(updates, params, strict=True)]
+        weights = [local_view(param) for param in params]
+        torch._foreach_mul_(weights, 1 - lr * weight_decay)
+        torch._foreach_add_(weights, updates, alpha=-scale)
 
 
 def orthogonalize(matrices: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -80,6 +85,22 @@ def orthogonalize(matrices: torch.Tensor, dtype: torch.dtype = torch.float32) ->
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
+
+
+def _whole(own: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """The matrix of which this rank has `own`, sharded as `param` is; every rank takes part."""
+    if not isinstance(param, DTensor):
+        return own
+    return DTensor.from_local(
+        own, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+    ).full_tensor()
+
+
+def _own(matrix: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a whole matrix, sharded as `param` is."""
+    if not isinstance(param, DTensor):
+        return matrix
+    return distribute_tensor(matrix, param.device_mesh, param.placements, src_data_rank=None).to_local()
 
 
 def _is_wide(matrix: torch.Tensor) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from isthmus.core.types import UserError
 from isthmus.inner import muon
@@ -35,12 +38,11 @@ class AdamW:
         decayed = [param for param in params if param.ndim >= 2 and param not in embeddings]
         others = [param for param in params if param.ndim < 2 or param in embeddings]
         groups = [
-            {"params": decayed, "weight_decay": self.weight_decay},
-            {"params": others, "weight_decay": 0.0},
+            {"params": same, "weight_decay": weight_decay}
+            for some, weight_decay in ((decayed, self.weight_decay), (others, 0.0))
+            for same in _by_mesh(some)
         ]
-        return torch.optim.AdamW(
-            [group for group in groups if group["params"]], lr=self.lr, betas=self.betas, eps=self.eps, fused=True
-        )
+        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,14 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     }
     inside -= _embeddings(model)
     return [param for param in model.parameters() if param in inside]
+
+
+def _by_mesh(params: list[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
+    """Parameters that one kernel takes together: all are sharded over the same mesh, or none is."""
+    by_mesh = defaultdict(list)
+    for param in params:
+        by_mesh[param.device_mesh if isinstance(param, DTensor) else None].append(param)
+    return by_mesh.values()
 
 
 def _embeddings(model: nn.Module) -> set[torch.Tensor]:

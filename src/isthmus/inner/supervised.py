@@ -9,10 +9,13 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.core.types import UserError
 from isthmus.inner.step import Batch, Metrics
+from isthmus.parallel.gradient import WorkerGradScaler, clip_gradient, gradient_norm
+from isthmus.parallel.mesh import mean_over_shards
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -37,6 +40,7 @@ class SupervisedStep:
         clip_norm: float | None = 1.0,
         precision: Precision = "float32",
         compile: bool = False,  # noqa: A002 (the word users know)
+        mesh: DeviceMesh | None = None,
     ) -> None:
         """Wrap model and optimizer.
 
@@ -48,6 +52,8 @@ class SupervisedStep:
             clip_norm: largest Euclidean norm of the gradient of the whole batch; None does not clip.
             precision: of the forward pass (autocast); weights, gradients and optimizer stay as they are.
             compile: run the model through `torch.compile`.
+            mesh: of a worker of several ranks, which all make the same calls, each with its slice of the worker's batch
+                (equal slices; the same one along pp and tp); loss, norm and skipping are the worker's.
         """
         if micro_batch_size is not None and micro_batch_size < 1:
             raise UserError(f"inner: micro_batch_size is {micro_batch_size}; choose at least 1")
@@ -58,13 +64,19 @@ class SupervisedStep:
         self.lr_schedule = lr_schedule
         self.micro_batch_size = micro_batch_size
         self.clip_norm = clip_norm
+        self.mesh = mesh
         self.progress = 0  # step of the whole run that comes next
         self.skipped_steps = 0
         self._forward = torch.compile(model) if compile else model
         self._params = [param for param in model.parameters() if param.requires_grad]
         self._peak_lrs = [group["lr"] for group in optimizer.param_groups]
-        self._device = self._params[0].device
-        self._scaler = torch.amp.GradScaler(self._device.type, enabled=precision == "float16")
+        scaled = precision == "float16"
+        if mesh is None:
+            self._device = self._params[0].device
+            self._scaler = torch.amp.GradScaler(self._device.type, enabled=scaled)
+        else:
+            self._device = torch.device(mesh.device_type)  # offloaded parameters are not where the model computes
+            self._scaler = WorkerGradScaler(mesh, enabled=scaled)
         self._precision: AbstractContextManager[Any] = (
             nullcontext() if precision == "float32" else torch.autocast(self._device.type, getattr(torch, precision))
         )
@@ -126,7 +138,8 @@ class SupervisedStep:
                 # 0 x inf = nan: a loss that is not finite makes the gradient so, on all ranks that share it
                 self._scaler.scale(loss * (share + 0 * loss.detach())).backward()
             total = total + share * loss.detach()
-        return torch.as_tensor(total)
+        total = torch.as_tensor(total)
+        return total if self.mesh is None else mean_over_shards(total, self.mesh)
 
     def _micro_batches(self, batch: Batch) -> Iterator[tuple[Batch, float, bool]]:
         """(part of the batch, on the model's device; its share of the samples; whether it is the last)."""
@@ -143,6 +156,11 @@ class SupervisedStep:
 
     def _clip(self) -> float:
         """Clip the gradient; return its norm before."""
+        if self.mesh is not None:
+            value = gradient_norm(self._params, self.mesh).item()
+            if self.clip_norm is not None and self.clip_norm < value < math.inf:
+                clip_gradient(self._params, self.clip_norm, value)
+            return value
         norm = nn.utils.get_total_norm([param.grad for param in self._params if param.grad is not None])
         value = norm.item()  # of all ranks' shards, where gradients are DTensors
         if self.clip_norm is not None and self.clip_norm < value < math.inf:

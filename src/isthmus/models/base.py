@@ -29,6 +29,17 @@ class ModelSpec(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where a network of transformers keeps what its stages share out: names of its submodules."""
+
+    blocks: str  # the nn.ModuleList
+    embedding: str  # of the tokens, on the first stage
+    head: str  # on the last stage; may be tied to the embedding
+    before: tuple[str, ...] = ()  # what else stands before the blocks, on the first stage
+    after: tuple[str, ...] = ()  # what stands between the blocks and the head, on the last stage
+
+
 class CausalLM(nn.Module):
     """A network from tokens to logits, trained to predict the next token.
 
@@ -42,8 +53,12 @@ class CausalLM(nn.Module):
     def forward(self, batch: Batch) -> torch.Tensor:
         """Mean cross-entropy, in nats a token, of {"tokens": [batch, seq + 1] int64}."""
         tokens = batch["tokens"]
-        logits = self.network(input_ids=tokens[:, :-1]).logits
-        return cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        return next_token_loss(self.network(input_ids=tokens[:, :-1]).logits, tokens)
+
+
+def next_token_loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy, in nats a token, of logits [batch, seq, vocab] for tokens [batch, seq + 1] int64."""
+    return cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
 @dataclass(frozen=True)
@@ -88,3 +103,9 @@ def check_transformer(spec: Any, *sizes: str) -> None:
         )
     if not 0 <= spec.dropout < 1:
         raise UserError(f"model: dropout is {spec.dropout}; choose at least 0 and below 1")
+
+
+def check_tensor_split(num_heads: int, num_ranks: int) -> None:
+    """Refuse to split attention heads: ranks of tensor parallelism have whole ones."""
+    if num_heads % num_ranks:
+        raise UserError(f"mesh: tp {num_ranks} does not divide the model's {num_heads} heads; choose a divisor")

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
-from isthmus.models.base import CausalLM, check_transformer, seeded
+from isthmus.models.base import CausalLM, Layout, check_tensor_split, check_transformer, seeded
 
 
 @dataclass(frozen=True)
@@ -48,3 +51,31 @@ class GPTNeo:
         )
         with seeded(seed):
             return CausalLM(GPTNeoForCausalLM(config))
+
+    @property
+    def layout(self) -> Layout:
+        """What the stages of a pipeline share out."""
+        before = ("transformer.wpe", "transformer.drop")
+        return Layout("transformer.h", "transformer.wte", "lm_head", before, ("transformer.ln_f",))
+
+    def tensor_plan(self, num_ranks: int) -> dict[str, ParallelStyle]:
+        """How its modules are split over ranks: attention by whole heads, the MLP by hidden units, the vocabulary."""
+        check_tensor_split(self.num_heads, num_ranks)
+        layer = "network.transformer.h.*"
+        return {
+            "network.transformer.wte": RowwiseParallel(input_layouts=Replicate()),
+            f"{layer}.attn.attention": _OwnHeads(),
+            f"{layer}.attn.attention.[qkv]_proj": ColwiseParallel(),
+            f"{layer}.attn.attention.out_proj": RowwiseParallel(),
+            f"{layer}.mlp.c_fc": ColwiseParallel(),
+            f"{layer}.mlp.c_proj": RowwiseParallel(),
+            "network.lm_head": ColwiseParallel(output_layouts=Replicate()),
+        }
+
+
+class _OwnHeads(ParallelStyle):
+    """Tells an attention module, which does not ask its matrices, how many heads this rank has."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module.num_heads //= device_mesh.size()
+        return module

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
-from isthmus.models.base import CausalLM, check_transformer, seeded
+from isthmus.models.base import CausalLM, Layout, check_tensor_split, check_transformer, seeded
 
 
 @dataclass(frozen=True)
@@ -42,3 +44,23 @@ class GPTNeoX:
         )
         with seeded(seed):
             return CausalLM(GPTNeoXForCausalLM(config))
+
+    @property
+    def layout(self) -> Layout:
+        """What the stages of a pipeline share out."""
+        return Layout(
+            "gpt_neox.layers", "gpt_neox.embed_in", "lm_head", ("gpt_neox.emb_dropout",), ("gpt_neox.final_layer_norm",)
+        )
+
+    def tensor_plan(self, num_ranks: int) -> dict[str, ParallelStyle]:
+        """How its modules are split over ranks: attention by whole heads, the MLP by hidden units, the vocabulary."""
+        check_tensor_split(self.num_heads, num_ranks)
+        layer = "network.gpt_neox.layers.*"
+        return {
+            "network.gpt_neox.embed_in": RowwiseParallel(input_layouts=Replicate()),
+            f"{layer}.attention.query_key_value": ColwiseParallel(),  # rows are [num_heads, 3, head_dim]
+            f"{layer}.attention.dense": RowwiseParallel(),
+            f"{layer}.mlp.dense_h_to_4h": ColwiseParallel(),
+            f"{layer}.mlp.dense_4h_to_h": RowwiseParallel(),
+            "network.lm_head": ColwiseParallel(output_layouts=Replicate()),
+        }

@@ -1,0 +1,20 @@
+"""One worker on many ranks: FSDP2 and tensor parallelism, as they would be without other workers."""
+
+from isthmus.parallel.fsdp import apply_fsdp
+from isthmus.parallel.gradient import WorkerGradScaler, clip_gradient, gradient_norm
+from isthmus.parallel.mesh import Coordinates, Mesh, mean_over_shards, open_mesh, sum_over
+from isthmus.parallel.tensor import apply_tp, tensor_plan
+
+__all__ = [
+    "Coordinates",
+    "Mesh",
+    "WorkerGradScaler",
+    "apply_fsdp",
+    "apply_tp",
+    "clip_gradient",
+    "gradient_norm",
+    "mean_over_shards",
+    "open_mesh",
+    "sum_over",
+    "tensor_plan",
+]

@@ -1,0 +1,44 @@
+"""A worker's weights sharded over some of its ranks, by FSDP2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from isthmus.core.types import UserError
+from isthmus.parallel.mesh import Mesh
+
+
+def apply_fsdp(model: nn.Module, mesh: Mesh, device_mesh: DeviceMesh) -> None:
+    """Shard the model's parameters over the dimension shard, block by block; after tensor parallelism, in place.
+
+    Gradients become the mean over the ranks along that dimension. Blocks are those of the longest `nn.ModuleList`.
+    Nothing happens where the dimension is 1, unless weights are to be offloaded.
+    """
+    if mesh.cpu_offload and device_mesh.device_type == "cpu":
+        raise UserError("mesh: cpu_offload frees a GPU's memory, but there is no GPU here: set it to false")
+    if mesh.shard == 1 and not mesh.cpu_offload:
+        return
+    options: dict[str, Any] = {"mesh": device_mesh["shard"], "reshard_after_forward": mesh.reshard_after_forward}
+    if mesh.mixed_precision:
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if mesh.cpu_offload:
+        options["offload_policy"] = CPUOffloadPolicy()
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    for block in max(lists, key=len, default=nn.ModuleList()):
+        fully_shard(block, **options)
+    fully_shard(model, **options)
+    if not mesh.reshard_after_forward:
+        model.register_forward_hook(_reshard_in_evaluation)
+
+
+def _reshard_in_evaluation(model: nn.Module, inputs: Any, output: Any) -> None:
+    """Free what no backward pass will free: the next forward pass must see what became of the shards meanwhile."""
+    if not torch.is_grad_enabled():
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()

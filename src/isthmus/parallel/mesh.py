@@ -1,0 +1,82 @@
+"""How the ranks of all workers are laid out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from isthmus.core.types import UserError
+
+WORKER_DIMS = ("pp", "shard", "tp")  # of the mesh, inside one worker
+
+
+class Coordinates(NamedTuple):
+    """Where one rank stands."""
+
+    worker: int
+    pp: int  # pipeline stage
+    shard: int  # which slice of the worker's batch, and of its weights, by FSDP2
+    tp: int  # which slice of the matrices that tensor parallelism splits
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The ranks of one worker: pp x shard x tp, the last varying fastest."""
+
+    pp: int = 1
+    shard: int = 1
+    tp: int = 1
+    reshard_after_forward: bool = True  # FSDP2 frees gathered weights between a block's forward and backward pass
+    mixed_precision: bool = False  # FSDP2 gathers and computes in bfloat16, reduces gradients in float32
+    cpu_offload: bool = False  # FSDP2 keeps weights, gradients and optimizer state in CPU memory while a GPU computes
+
+    def __post_init__(self) -> None:
+        for name in WORKER_DIMS:
+            if getattr(self, name) < 1:
+                raise UserError(f"mesh: {name} is {getattr(self, name)}; choose at least 1")
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of one worker."""
+        return self.pp * self.shard * self.tp
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Where a rank of the world stands."""
+        worker, rank = divmod(rank, self.num_ranks)
+        pp, rank = divmod(rank, self.shard * self.tp)
+        return Coordinates(worker, pp, *divmod(rank, self.tp))
+
+
+def open_mesh(mesh: Mesh, num_workers: int, device_type: str = "cpu") -> DeviceMesh:
+    """The world's ranks as [worker, pp, shard, tp]; called by all of them once the default group stands.
+
+    Raises:
+        UserError: the world has another number of ranks.
+    """
+    world_size = dist.get_world_size()
+    if world_size != num_workers * mesh.num_ranks:
+        raise UserError(
+            f"mesh: {num_workers} workers of pp {mesh.pp} x shard {mesh.shard} x tp {mesh.tp} ranks are "
+            f"{num_workers * mesh.num_ranks} ranks, but {world_size} were started: start as many, or change the mesh"
+        )
+    shape = (num_workers, mesh.pp, mesh.shard, mesh.tp)
+    return init_device_mesh(device_type, shape, mesh_dim_names=("worker", *WORKER_DIMS))
+
+
+def sum_over(tensor: torch.Tensor, mesh: DeviceMesh, dims: tuple[str, ...]) -> torch.Tensor:
+    """The sum of every rank's tensor along `dims` of the mesh, where `tensor` is."""
+    total = tensor.to(mesh.device_type, copy=True)
+    for dim in dims:
+        group = mesh.get_group(dim)
+        if group.size() > 1:
+            dist.all_reduce(total, group=group)
+    return total.to(tensor.device)
+
+
+def mean_over_shards(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """The mean over the slices of the worker's batch."""
+    return sum_over(tensor, mesh, ("shard",)) / mesh.get_group("shard").size()

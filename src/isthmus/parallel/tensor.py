@@ -1,0 +1,45 @@
+"""A worker's matrices split over some of its ranks, by tensor parallelism."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+
+from isthmus.core.types import UserError
+
+
+def tensor_plan(spec: object, tp: int) -> dict[str, ParallelStyle]:
+    """How a model's modules (by name, `*` stands for anything) are split over `tp` ranks: `spec.tensor_plan(tp)`.
+
+    Raises:
+        UserError: the model has no such plan, or does not split into so many parts.
+    """
+    if tp == 1:
+        return {}
+    if not hasattr(spec, "tensor_plan"):
+        raise UserError(f"mesh: no tensor parallelism (tp {tp}) for {type(spec).__name__}: set tp to 1, shard higher")
+    plan: dict[str, ParallelStyle] = spec.tensor_plan(tp)
+    return plan
+
+
+def apply_tp(model: nn.Module, plan: dict[str, ParallelStyle], device_mesh: DeviceMesh) -> None:
+    """Split the model's modules over the dimension tp, in place; names without a module here are passed over.
+
+    Parameters that several modules share stay shared; the plan must split them alike.
+    """
+    first_names: dict[nn.Parameter, str] = {}
+    tied = {
+        name: first
+        for name, param in model.named_parameters(remove_duplicate=False)
+        if (first := first_names.setdefault(param, name)) != name
+    }
+    for pattern, style in plan.items():
+        for name, module in model.named_modules():
+            if fnmatchcase(name, pattern):
+                parallelize_module(module, device_mesh["tp"], style)
+    for name, first in tied.items():
+        parent, _, key = name.rpartition(".")
+        setattr(model.get_submodule(parent), key, model.get_parameter(first))
