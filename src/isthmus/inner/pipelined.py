@@ -1,0 +1,69 @@
+"""The training step of a worker whose model is cut into the stages of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from isthmus.core.types import UserError
+from isthmus.inner.step import Batch
+from isthmus.inner.supervised import Precision, SupervisedStep
+from isthmus.parallel.mesh import mean_over_shards
+from isthmus.parallel.pipeline import Pipeline, Stages
+
+
+class PipelinedStep(SupervisedStep):
+    """A supervised step through all stages: every rank gets the same batch and returns the same metrics.
+
+    The gradient is clipped by its norm over all stages; where it is not finite on one, all skip the step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        stages: Stages,
+        mesh: DeviceMesh,
+        optimizer: torch.optim.Optimizer,
+        lr_schedule: Callable[[int], float] = lambda step: 1.0,
+        *,
+        micro_batch_size: int | None = None,
+        clip_norm: float | None = 1.0,
+        precision: Precision = "float32",
+    ) -> None:
+        """Wrap one rank's stages and the optimizer of their parameters.
+
+        Args:
+            model: all parameters of this rank; see `isthmus.models.stages.cut`.
+            stages: made of the same parameters.
+            mesh: of this worker, with the dimensions pp, shard and tp.
+            optimizer: holds the peak learning rates.
+            lr_schedule: factor of the learning rates at a step of the whole run.
+            micro_batch_size: samples per forward pass; None makes as many micro-batches as there are ranks.
+            clip_norm: largest Euclidean norm of the gradient of the whole batch; None does not clip.
+            precision: of the forward pass (autocast); weights, gradients and optimizer stay as they are.
+        """
+        super().__init__(
+            model,
+            optimizer,
+            lr_schedule,
+            micro_batch_size=micro_batch_size,
+            clip_norm=clip_norm,
+            precision=precision,
+            mesh=mesh,
+        )
+        self.pipeline = Pipeline(stages, mesh, self._precision)
+
+    def try_out(self, part: Batch) -> None:
+        """Not possible: no rank can run the model alone.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError("inner: micro_batch_size auto cannot be found for a pipeline; set a number")
+
+    def _accumulate(self, batch: Batch) -> torch.Tensor:
+        scale = self._scaler.scale(torch.ones((), device=self._device)).item()  # all ranks have the same
+        return mean_over_shards(self.pipeline.accumulate(batch, self.micro_batch_size, scale), self.mesh)

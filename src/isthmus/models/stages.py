@@ -1,0 +1,117 @@
+"""A causal language model cut by its layers into the stages of a pipeline."""
+
+from __future__ import annotations
+
+import copy
+from itertools import accumulate, pairwise
+
+import torch
+from torch import nn
+
+from isthmus.core.types import UserError
+from isthmus.models.base import CausalLM, Layout, ModelSpec, next_token_loss
+from isthmus.parallel.pipeline import Stages
+
+
+class Blocks(nn.ModuleList):
+    """Some of a model's blocks, under the numbers that they have in the whole model."""
+
+    def __init__(self, numbered: dict[int, nn.Module]) -> None:
+        super().__init__()
+        for number, block in numbered.items():
+            self.add_module(str(number), block)
+
+
+class Stage(nn.Module):
+    """Some layers of a causal language model, the first of them with the embedding, the last with the head."""
+
+    def __init__(self, network: nn.Module, is_first: bool, is_last: bool) -> None:
+        super().__init__()
+        self.network = network
+        self.is_first, self.is_last = is_first, is_last
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Hidden states [batch, seq, hidden], or logits [batch, seq, vocab] of the last stage.
+
+        Args:
+            inputs: the previous stage's hidden states; of the first stage tokens [batch, seq + 1] int64, the last of
+                which is a target only.
+        """
+        given = {"input_ids": inputs[:, :-1]} if self.is_first else {"inputs_embeds": inputs}
+        output = self.network(**given).logits
+        return output if self.is_last else output.clone()  # of a view, which FSDP2 warns of as a module's output
+
+
+def cut(spec: ModelSpec, model: nn.Module, rank: int, num_ranks: int, stages_per_rank: int = 1) -> Stages:
+    """Reduce `model` to what one rank of a pipeline trains, in place, and make that rank's stages.
+
+    Stage s belongs to rank s % num_ranks. `model` keeps the names that its parameters have in the whole model; over
+    all ranks each stands exactly once. The stages are separate modules around the model's own blocks, embedding and
+    head: what shards a stage's parameters shards the model's, and what is loaded into the model the stages compute
+    with. A head that is tied to the embedding is a parameter of the first rank alone, and lent to the last.
+
+    Args:
+        spec: what built `model`.
+        model: the whole model, on its device.
+        rank: of the pipeline.
+        num_ranks: of the pipeline, at least 2.
+        stages_per_rank: above 1 for an interleaved schedule.
+
+    Raises:
+        UserError: the model has fewer layers than stages, or its kind cannot be cut.
+    """
+    layout: Layout | None = getattr(spec, "layout", None)
+    if layout is None or not isinstance(model, CausalLM):
+        raise UserError(f"mesh: a model of type {type(spec).__name__} cannot be cut into stages; set mesh.pp to 1")
+    network = model.network
+    blocks = dict(enumerate(network.get_submodule(layout.blocks)))
+    num_stages = num_ranks * stages_per_rank
+    if num_stages > len(blocks):
+        raise UserError(f"mesh: {num_stages} pipeline stages for a model of {len(blocks)} layers; use fewer stages")
+    spans = [range(*bounds) for bounds in pairwise(_bounds(len(blocks), num_stages))]
+    own, last = range(rank, num_stages, num_ranks), num_stages - 1
+    stages = {s: _stage(network, layout, spans[s], s == 0, s == last) for s in own}
+
+    embedding, head = (network.get_submodule(name) for name in (layout.embedding, layout.head))
+    ends = {0: embedding, last: head} if embedding.weight is head.weight else {}
+    network.set_submodule(layout.blocks, Blocks({i: blocks[i] for s in own for i in spans[s]}))
+    _leave_out(network, _absent(layout, 0 in own, last in own))
+    if last in own and ends:
+        _leave_out(network, [layout.head])
+    return Stages(stages, num_stages, next_token_loss, next((ends[s] for s in own if s in ends), None))
+
+
+def _stage(network: nn.Module, layout: Layout, numbers: range, is_first: bool, is_last: bool) -> Stage:
+    """A copy of the network's skeleton around the same parts, with only some of its blocks."""
+    skeleton = {network.get_submodule(name) for name in ["", *accumulate(layout.blocks.split("."), "{}.{}".format)]}
+    shared = {id(part): part for part in network.modules() if part not in skeleton}
+    twin = copy.deepcopy(network, shared)  # what stands in the memo is not copied
+    blocks = network.get_submodule(layout.blocks)
+    twin.set_submodule(layout.blocks, Blocks({number: blocks[number] for number in numbers}))
+    _leave_out(twin, _absent(layout, is_first, is_last))
+    return Stage(twin, is_first, is_last)
+
+
+def _absent(layout: Layout, has_first: bool, has_last: bool) -> list[str]:
+    """The parts of the network that belong to other stages."""
+    first, last = [layout.embedding, *layout.before], [*layout.after, layout.head]
+    return first * (not has_first) + last * (not has_last)
+
+
+def _leave_out(network: nn.Module, names: list[str]) -> None:
+    """Let these parts do nothing. A function in their place is no module: nothing will shard or name it."""
+    for name in names:
+        parent, _, child = name.rpartition(".")
+        delattr(network.get_submodule(parent), child)
+        setattr(network.get_submodule(parent), child, _elsewhere)
+
+
+def _elsewhere(inputs: torch.Tensor) -> torch.Tensor:
+    """Stands for a part that another stage has: hidden states pass, numbers of positions become 0."""
+    return inputs if inputs.is_floating_point() else torch.zeros((), device=inputs.device)
+
+
+def _bounds(num_layers: int, num_stages: int) -> list[int]:
+    """Where each stage begins, and the end; what is left over goes to the first ones, for the last has the head."""
+    size, rest = divmod(num_layers, num_stages)
+    return [stage * size + min(stage, rest) for stage in range(num_stages + 1)]

@@ -1,0 +1,192 @@
+"""Pipeline parallelism: the stages of one rank, run over micro-batches by torch's 1F1B schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.tensor import DTensor
+
+from isthmus.core.fragment import local_view
+from isthmus.core.types import UserError
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What one rank runs of a pipeline; stage s is on rank s % num_ranks."""
+
+    modules: dict[int, nn.Module]  # by number; from tokens or hidden states to hidden states or logits
+    num_stages: int
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (the last stage's output, tokens) -> mean
+    tied: nn.Module | None = None  # whose weight the first rank lends the last, on these two ranks
+
+
+class Pipeline:
+    """Runs batches {"tokens": [batch, seq + 1] int64} through the stages of all ranks.
+
+    Every rank calls the same method with the same batch. 1F1B (arXiv 2104.04473), interleaved where a rank has
+    several stages.
+    """
+
+    def __init__(self, stages: Stages, mesh: DeviceMesh, precision: AbstractContextManager[Any] | None = None) -> None:
+        """Join the other ranks' stages.
+
+        Args:
+            stages: this rank's; may be sharded by `fully_shard`, each as a whole.
+            mesh: of this worker, with a dimension "pp".
+            precision: the context of forward passes (autocast).
+        """
+        self.stages = stages
+        self.group = mesh.get_group("pp")
+        self.rank, self.num_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.device = torch.device(mesh.device_type)  # the present one; offloaded parameters are not there
+        self._schedules: dict[tuple[Any, ...], Any] = {}
+        for module in stages.modules.values():
+            module.forward = _within(precision or nullcontext(), module.forward)  # type: ignore[method-assign]
+
+    def accumulate(
+        self, batch: dict[str, torch.Tensor], micro_batch_size: int | None = None, loss_scale: float = 1.0
+    ) -> torch.Tensor:
+        """Leave the gradient of the batch's mean loss in the parameters; return that loss, on all ranks.
+
+        Args:
+            batch: this rank's.
+            micro_batch_size: samples per forward pass; None makes as many micro-batches as there are ranks.
+            loss_scale: of the gradient, not of the loss returned.
+
+        Raises:
+            UserError: the batch does not split into as many equal micro-batches as the schedule needs.
+        """
+        tokens = batch["tokens"]
+        num_micro_batches = count_micro_batches(len(tokens), micro_batch_size, self.num_ranks, len(self.stages.modules))
+        self._lend()
+        loss = self._run(tokens, num_micro_batches, True, loss_scale)
+        self._return_gradient()
+        return loss
+
+    @torch.no_grad()
+    def evaluate(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The batch's mean loss in evaluation mode, on all ranks; the stages are left as they were."""
+        tokens = batch["tokens"]
+        modules = list(self.stages.modules.values())
+        was_training = [module.training for module in modules]
+        for module in modules:
+            module.eval()
+        self._lend()
+        num_micro_batches = max(n for n in range(1, self.num_ranks + 1) if len(tokens) % n == 0)
+        loss = self._run(tokens, num_micro_batches, False)
+        for module, training in zip(modules, was_training, strict=True):
+            module.train(training)
+        return loss
+
+    def _run(self, tokens: torch.Tensor, num_micro_batches: int, backward: bool, scale: float = 1.0) -> torch.Tensor:
+        """One pass of the schedule; the batch's mean loss, on all ranks."""
+        tokens = tokens.to(self.device, non_blocking=True)
+        schedule = self._schedule(tokens.shape, num_micro_batches, backward)
+        run = schedule.step if backward else schedule.eval
+        losses: list[torch.Tensor] = []
+        inputs = (tokens,) if self.rank == 0 else ()
+        run(*inputs, target=tokens, losses=losses, return_outputs=False, loss_kwargs={"scale": scale})
+        loss = torch.stack(losses).detach().sum() / scale if losses else torch.zeros((), device=self.device)
+        dist.broadcast(loss, group=self.group, group_src=self.num_ranks - 1)
+        return loss
+
+    def _schedule(self, shape: torch.Size, num_micro_batches: int, backward: bool) -> Any:
+        """The schedule of batches of this shape: buffers for what arrives from other ranks are of fixed sizes."""
+        key = (shape, num_micro_batches, backward)
+        if key not in self._schedules:
+            self._schedules[key] = self._new_schedule(num_micro_batches, backward)
+        return self._schedules[key]
+
+    def _new_schedule(self, num_micro_batches: int, backward: bool) -> Any:
+        stages = [
+            PipelineStage(module, number, self.stages.num_stages, self.device, group=self.group)
+            for number, module in self.stages.modules.items()
+        ]
+
+        def share_of_loss(output: torch.Tensor, tokens: torch.Tensor, scale: float) -> torch.Tensor:
+            loss = self.stages.loss(output, tokens)
+            # 0 x inf = nan: a loss that is not finite makes the gradient so, on all ranks
+            return loss * scale * (1 / num_micro_batches + 0 * loss.detach())
+
+        if len(stages) > 1:
+            return ScheduleInterleaved1F1B(stages, num_micro_batches, share_of_loss, scale_grads=False)
+        kind = Schedule1F1B if backward else ScheduleGPipe  # without a backward pass they are the same
+        return kind(stages[0], num_micro_batches, share_of_loss, scale_grads=False)
+
+    def _lend(self) -> None:
+        """Copy a tied weight from the first rank, whose parameter it is, to the last."""
+        if self.stages.tied is not None:
+            self._pass_on(local_view(self.stages.tied.weight), 0, self.num_ranks - 1)
+
+    def _return_gradient(self) -> None:
+        """Add the last rank's gradient of a tied weight to the first rank's."""
+        if self.stages.tied is None:
+            return
+        weight = self.stages.tied.weight
+        if isinstance(weight, DTensor):  # an embedding's gradient may be replicated where its weight is sharded
+            weight.grad = weight.grad.redistribute(weight.device_mesh, weight.placements)
+        own = local_view(weight.grad)
+        passed = own if self.rank else torch.empty_like(own)
+        self._pass_on(passed, self.num_ranks - 1, 0)
+        if self.rank == 0:
+            own += passed
+        else:
+            weight.grad = None
+
+    def _pass_on(self, tensor: torch.Tensor, source: int, target: int) -> None:
+        if self.rank == source:
+            dist.send(tensor, group=self.group, group_dst=target)
+        else:
+            dist.recv(tensor, group=self.group, group_src=source)
+
+
+def count_micro_batches(batch_size: int, micro_batch_size: int | None, num_ranks: int, stages_per_rank: int = 1) -> int:
+    """How many micro-batches a pipeline makes of a batch.
+
+    Args:
+        batch_size: samples of this rank's batch.
+        micro_batch_size: samples; None for as many micro-batches as ranks.
+        num_ranks: of the pipeline.
+        stages_per_rank: above 1 for the interleaved schedule.
+
+    Raises:
+        UserError: they are not of one size, too few, or do not make equal rounds.
+    """
+    size = min(micro_batch_size or max(1, batch_size // num_ranks), batch_size)
+    number, rest = divmod(batch_size, size)
+    if rest:
+        raise UserError(
+            f"mesh: a pipeline needs micro-batches of one size, and {size} does not divide the {batch_size} samples "
+            "of a batch on one rank; set inner.micro_batch_size to a divisor"
+        )
+    if number < num_ranks:
+        raise UserError(
+            f"mesh: a pipeline of {num_ranks} ranks needs at least {num_ranks} micro-batches, {batch_size} samples "
+            f"give {number}; set a larger inner.batch_size or a smaller inner.micro_batch_size"
+        )
+    if stages_per_rank > 1 and number % (number // num_ranks):
+        raise UserError(
+            f"mesh: interleaved stages take micro-batches in rounds of one size, and {number} do not split into "
+            f"{number // num_ranks} rounds; choose inner.micro_batch_size so that there is a multiple of {num_ranks}"
+        )
+    return number
+
+
+def _within(context: AbstractContextManager[Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, called within the context."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with context:
+            return function(*args, **kwargs)
+
+    return call

@@ -1,0 +1,158 @@
+"""Stages against the model they were cut from, and their schedules over real ranks."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.parallel.ranks import run_ranks
+from tests.parallel.staged import SPECS, staged
+
+from isthmus.core import UserError, split_strided
+from isthmus.inner.optimizers import hidden_matrices
+from isthmus.models import Module
+from isthmus.models.stages import cut
+from isthmus.parallel import Mesh
+from isthmus.parallel.pipeline import Pipeline, count_micro_batches
+
+TOKENS = torch.randint(30, (6, 9), generator=torch.Generator().manual_seed(9))
+
+
+def all_ranks(spec, num_ranks: int, stages_per_rank: int = 1):
+    """(model, stages) of every rank, in one process."""
+    for rank in range(num_ranks):
+        model = spec.build()
+        yield model, cut(spec, model, rank, num_ranks, stages_per_rank)
+
+
+@pytest.mark.parametrize("layout", [(2, 1), (2, 2), (3, 1), (5, 1)], ids=str)
+@pytest.mark.parametrize("name", SPECS)
+def test_stages_one_after_another_are_the_model(name, layout):
+    """Bit for bit, dropout included: it is drawn in the same places."""
+    spec = replace(SPECS[name], dropout=0.3)
+    stages = {number: stage for _, part in all_ranks(spec, *layout) for number, stage in part.modules.items()}
+    torch.manual_seed(1)
+    expected = spec.build()({"tokens": TOKENS})
+    torch.manual_seed(1)
+    hidden = TOKENS
+    for number in range(len(stages)):
+        hidden = stages[number](hidden)
+    torch.manual_seed(1)
+    assert len(stages) == layout[0] * layout[1]
+    assert torch.equal(next(all_ranks(spec, *layout))[1].loss(hidden, TOKENS), expected)
+
+
+@pytest.mark.parametrize("layout", [(2, 1), (2, 2), (3, 1)], ids=str)
+@pytest.mark.parametrize("name", SPECS)
+def test_ranks_share_out_the_parameters_under_their_names(name, layout):
+    whole = dict(SPECS[name].build().named_parameters())
+    parts = [dict(model.named_parameters()) for model, _ in all_ranks(SPECS[name], *layout)]
+    assert sorted(key for part in parts for key in part) == sorted(whole)
+    assert all(torch.equal(param, whole[key]) for part in parts for key, param in part.items())
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_layers_are_shared_out_evenly_and_interleaved_stages_take_turns(name):
+    def layers(num_ranks, stages_per_rank):
+        parts = [model.named_parameters() for model, _ in all_ranks(SPECS[name], num_ranks, stages_per_rank)]
+        return [sorted({int(k.split(".")[3]) for k, _ in part if ".layers." in k or ".h." in k}) for part in parts]
+
+    assert layers(2, 1) == [[0, 1, 2], [3, 4]]
+    assert layers(3, 1) == [[0, 1], [2, 3], [4]]
+    assert layers(2, 2) == [[0, 1, 3], [2, 4]]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_fragments_and_matrices_are_found_in_a_rank_s_part(name):
+    """Blocks keep the number that says which fragment is theirs; Muon's matrices are the whole model's."""
+    matrices = 0
+    for model, _ in all_ranks(SPECS[name], 2):
+        fragments = split_strided(model, 2)
+        assert sum(len(f.params) for f in fragments) == len(list(model.parameters()))
+        by_name = {param.data_ptr(): key for key, param in model.named_parameters()}
+        for index, fragment in enumerate(fragments):
+            keys = [by_name[param.data_ptr()] for param in fragment.params]
+            numbers = {int(key.split(".")[3]) for key in keys if ".layers." in key or ".h." in key}
+            assert {number % 2 for number in numbers} == {index}
+        matrices += len(hidden_matrices(model))
+    assert matrices == len(hidden_matrices(SPECS[name].build()))
+
+
+@pytest.mark.parametrize(("name", "lends"), [("gpt_neox", False), ("gpt_neo", True)])
+def test_stages_are_made_of_the_model_s_own_parameters(name, lends):
+    """Only a tied head is another rank's."""
+    (first, first_stages), (last, last_stages) = all_ranks(SPECS[name], 2)
+    params = [{id(p) for p in module.parameters()} for module in (first, first_stages.modules[0])]
+    assert params[0] == params[1]
+    owned, computed_with = ({id(p) for p in module.parameters()} for module in (last, last_stages.modules[1]))
+    assert owned <= computed_with
+    assert computed_with - owned == ({id(last_stages.tied.weight)} if lends else set())
+    assert (first_stages.tied is None) is not lends
+
+
+def test_more_stages_than_layers():
+    with pytest.raises(UserError, match="6 pipeline stages for a model of 5 layers"):
+        next(all_ranks(SPECS["gpt_neox"], 3, 2))
+
+
+def test_a_model_that_cannot_be_cut():
+    spec = Module("torch.nn:Linear", {"in_features": 2, "out_features": 2})
+    with pytest.raises(UserError, match=r"Module cannot be cut into stages; set mesh\.pp to 1"):
+        next(all_ranks(spec, 2))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "number"),
+    [((8, 2, 2), 4), ((8, None, 2), 2), ((8, 4, 2), 2), ((6, 9, 1), 1), ((12, 4, 2, 2), 3), ((10, 1, 4, 2), 10)],
+    ids=str,
+)
+def test_micro_batches(sizes, number):
+    assert count_micro_batches(*sizes) == number
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((8, 3, 2), "3 does not divide the 8 samples"),
+        ((7, None, 2), "3 does not divide the 7 samples"),
+        ((8, 8, 2), "at least 2 micro-batches, 8 samples give 1"),
+        ((1, None, 2), "at least 2 micro-batches, 1 samples give 1"),
+        ((5, 1, 2, 2), "5 do not split into 2 rounds"),
+    ],
+    ids=str,
+)
+def test_micro_batches_that_do_not_fit_the_schedule(sizes, message):
+    with pytest.raises(UserError, match=message):
+        count_micro_batches(*sizes)
+
+
+def evaluations(name: str, mesh, stages_per_rank: int):
+    """Evaluates, trains, evaluates with all weights at a tenth, evaluates again with what they were."""
+    model, stages, device_mesh = staged(replace(SPECS[name], dropout=0.3), mesh, stages_per_rank)
+    pipeline = Pipeline(stages, device_mesh)
+    losses = [pipeline.evaluate({"tokens": TOKENS})]
+    pipeline.accumulate({"tokens": TOKENS})
+    with torch.no_grad():
+        for factor in (0.1, 10.0):
+            for param in model.parameters():
+                param.mul_(factor)
+            losses += [pipeline.evaluate({"tokens": TOKENS}), pipeline.evaluate({"tokens": TOKENS[:5]})]
+    return torch.stack(losses), all(stage.training for stage in stages.modules.values())
+
+
+@pytest.mark.parametrize(
+    ("shard", "stages_per_rank", "reshard"), [(1, 1, True), (1, 2, True), (2, 1, True), (2, 1, False)]
+)
+@pytest.mark.parametrize("name", SPECS)
+def test_evaluation_sees_the_present_weights_without_dropout(name, shard, stages_per_rank, reshard):
+    """Batches of 6 and of 5, which two ranks do not split; between steps, as anchors are evaluated."""
+    whole, expected = SPECS[name].build().eval(), []
+    with torch.no_grad():
+        expected.append(whole({"tokens": TOKENS}))
+        for factor in (0.1, 10.0):
+            for param in whole.parameters():
+                param.mul_(factor)
+            expected += [whole({"tokens": TOKENS}), whole({"tokens": TOKENS[:5]})]
+    mesh = Mesh(pp=2, shard=shard, reshard_after_forward=reshard)
+    for losses, training in run_ranks(evaluations, mesh.num_ranks, name, mesh, stages_per_rank):
+        torch.testing.assert_close(losses, torch.stack(expected))
+        assert training
