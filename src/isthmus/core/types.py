@@ -18,8 +18,9 @@ class UserError(Exception):
 class Peers(Protocol):
     """The workers of one sync, seen from this rank. Every call blocks until all of them made it.
 
-    `sent_bytes` and `received_bytes` count what this rank really put on and took off the wire since the
-    quorum was formed; a call that fails raises `isthmus.transport.base.TransportError`.
+    Where a worker has several ranks, each has peers of its own: the ranks of the other workers that hold the same
+    part of the model. `sent_bytes` and `received_bytes` count what this rank really put on and took off the wire
+    between workers since the quorum was formed; a call that fails raises `isthmus.transport.base.TransportError`.
     """
 
     rank: int  # index of this worker among the peers
@@ -44,6 +45,10 @@ class Peers(Protocol):
         """
         ...
 
+    def gather_inside(self, tensors: Tensors) -> list[Tensors]:
+        """Those of all ranks of this worker, in rank order; shapes and dtypes must be equal. Only its own if alone."""
+        ...
+
 
 @dataclass(frozen=True)
 class SyncReport:
@@ -57,7 +62,7 @@ class SyncReport:
     received_bytes: int
     seconds: float  # quorum to commit, by the transport's clock
     hidden_seconds: float  # the part of it during which this worker went on training
-    norm: float  # Euclidean norm of the mean pseudo-gradient; nan when refused
+    norm: float  # Euclidean norm of the mean pseudo-gradient, over all ranks of a worker; nan when refused
     cosine: float  # between the mean and this worker's own pseudo-gradient; nan when refused
     reason: str = ""  # why it was refused; empty when committed
     left_out: dict[int, str] = field(default_factory=dict)  # rank among the peers: why its contribution was not used

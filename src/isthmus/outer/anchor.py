@@ -7,8 +7,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 from isthmus.core.fragment import Fragment
+from isthmus.transport.base import Transport
+from isthmus.transport.peers import hash_of_worker
+
+
+def anchors(fragments: list[Fragment]) -> list[nn.Parameter]:
+    """This rank's part of all of them, in order."""
+    return [anchor for fragment in fragments for anchor in fragment.anchor]
 
 
 def fingerprint(tensors: Iterable[torch.Tensor]) -> bytes:
@@ -17,6 +25,13 @@ def fingerprint(tensors: Iterable[torch.Tensor]) -> bytes:
     for tensor in tensors:
         digest.update(tensor.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy().data)
     return digest.digest()
+
+
+def worker_fingerprint(fragments: list[Fragment], transport: Transport) -> bytes:
+    """8 bytes of the anchors on all ranks of this worker, which make the call together, in a static world."""
+    own = torch.tensor(list(fingerprint(anchors(fragments))), dtype=torch.uint8)
+    peers = transport.quorum(0)
+    return hash_of_worker([bytes(theirs.tolist()) for (theirs,) in peers.gather_inside([own])])
 
 
 @contextmanager

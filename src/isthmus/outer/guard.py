@@ -1,7 +1,8 @@
 """Contributions are checked before they are averaged: a bad one is left out, its weight with it.
 
 Every worker sends a report of 40 bytes before its message. All apply the same pure function to the same reports, so
-they agree on who is left out without another vote.
+they agree on who is left out without another vote. A worker of several ranks is judged as a whole: they put their
+reports together first, and each sends the whole worker's to its peers.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import median_low
 
@@ -18,6 +20,7 @@ from isthmus.core.types import Peers, State, Tensors, UserError
 
 _HISTORY = 10  # commits over which a typical norm is remembered
 _ENOUGH = 3  # of two norms nobody knows which is the odd one
+_NO_VERSION = -1  # of a worker whose ranks disagree
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,8 @@ class Guard:
         """
         history: list[float] = state.get("peer_norms", [])
         report = _report(own, version, history)
-        reports = _gather(replace(report, norm=math.nan) if faulty else report, peers)
+        inside = _exchange(replace(report, norm=math.nan) if faulty else report, peers.gather_inside)
+        reports = _exchange(of_worker(inside), peers.gather)
         strangers = _strangers(reports)
         if strangers:
             return Screened(own, peers.weights, {}, strangers)
@@ -108,11 +112,26 @@ def judge(reports: list[Report], weights: list[float], max_norm_factor: float) -
     for rank, report in enumerate(reports):
         if not math.isfinite(report.norm):
             left_out[rank] = "its contribution is not finite"
+        elif report.version == _NO_VERSION:
+            left_out[rank] = "its ranks are at different versions"
         elif report.version != version:
             left_out[rank] = f"it is at version {report.version}, the others at {version}"
         elif report.norm > max_norm_factor * typical:
             left_out[rank] = f"its norm {report.norm:.3g} is above {max_norm_factor:g} times the usual {typical:.3g}"
     return left_out
+
+
+def of_worker(inside: list[Report]) -> Report:
+    """The report of a whole worker, of those of its ranks."""
+    if len(inside) == 1:
+        return inside[0]
+    return Report(
+        norm=math.hypot(*(report.norm for report in inside)),
+        typical=inside[0].typical,  # all remember the same norms, which were those of whole workers
+        version=inside[0].version if len({report.version for report in inside}) == 1 else _NO_VERSION,
+        num_elements=sum(report.num_elements for report in inside),
+        layout=_hash(str([report.layout for report in inside])),
+    )
 
 
 def describe(left_out: dict[int, str]) -> str:
@@ -123,17 +142,20 @@ def describe(left_out: dict[int, str]) -> str:
 def _report(own: Tensors, version: int, history: list[float]) -> Report:
     norms = torch._foreach_norm(own) if own else []  # float32: what is too large to be squared in it counts as infinite
     norm = float(torch.linalg.vector_norm(torch.stack(list(norms)))) if norms else 0.0
-    shapes = str([tuple(tensor.shape) for tensor in own]).encode()
-    layout = int.from_bytes(hashlib.blake2b(shapes, digest_size=8).digest(), "little", signed=True)
+    layout = _hash(str([tuple(tensor.shape) for tensor in own]))
     typical = median_low(history) if history else math.nan
     return Report(norm, typical, version, sum(tensor.numel() for tensor in own), layout)
 
 
-def _gather(report: Report, peers: Peers) -> list[Report]:
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def _exchange(report: Report, gather: Callable[[Tensors], list[Tensors]]) -> list[Report]:
     """Everybody's report in rank order."""
     floats = torch.tensor([report.norm, report.typical], dtype=torch.float64)
     integers = torch.tensor([report.version, report.num_elements, report.layout])
-    return [Report(*f.tolist(), *i.tolist()) for f, i in peers.gather([floats, integers])]
+    return [Report(*f.tolist(), *i.tolist()) for f, i in gather([floats, integers])]
 
 
 def _strangers(reports: list[Report]) -> str:

@@ -15,7 +15,7 @@ from isthmus.compress.base import Compressor
 from isthmus.core.fragment import Fragment
 from isthmus.core.schedule import SyncSchedule
 from isthmus.core.types import State, SyncReport
-from isthmus.outer.anchor import fingerprint
+from isthmus.outer.anchor import anchors, fingerprint, worker_fingerprint
 from isthmus.outer.apply import apply, refuse, start_over, zeros
 from isthmus.outer.background import Background
 from isthmus.outer.catch_up import adopt, most_bytes, shared_state
@@ -27,8 +27,6 @@ from isthmus.outer.sync import Exchange, Outcome, Sync, copy_dicts
 from isthmus.transport.base import Behind, Transport
 
 Stage = Literal["training", "landing", "last", "finished"]
-
-
 OuterOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -73,7 +71,7 @@ class OuterLoop:
         self.exchange = Exchange(compressor, transport, guard, not merge.replicated, hash_every)
         self.steps = steps
         self._delayed = schedule.overlap_steps == schedule.local_steps
-        self.outer_optimizer = outer_optimizer([anchor for fragment in fragments for anchor in fragment.anchor])
+        self.outer_optimizer = outer_optimizer(anchors(fragments))
         self.inner_steps = 0
         self.outer_steps = 0  # syncs sent so far, over all fragments
         self.in_flight: dict[int, Sync] = {}
@@ -155,8 +153,14 @@ class OuterLoop:
         self._background.close()
 
     def anchor_hash(self) -> str:
-        """16 hexadecimal digits that differ when any bit of any anchor differs."""
-        return fingerprint(anchor for fragment in self.fragments for anchor in fragment.anchor).hex()
+        """16 hexadecimal digits that differ when any bit of any anchor of this worker differs.
+
+        Where a worker has several ranks, all of them make this call, after the same step and before `close`.
+        """
+        if self.transport.limits.ranks_per_worker == 1:
+            return fingerprint(anchors(self.fragments)).hex()
+        job = partial(worker_fingerprint, self.fragments, self.transport)
+        return (self._background.submit(job).result() if self._background.close.alive else job()).hex()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the model's own parameters; syncs in flight as what was captured for them."""
@@ -286,7 +290,7 @@ class OuterLoop:
         try:
             rider = self.transport.rider
             peers = self.transport.quorum(0, rider.claim() if rider else None)
-            self.transport.commit(peers, True, bytes.fromhex(self.anchor_hash()))
+            self.transport.commit(peers, True, fingerprint(anchors(self.fragments)))
         except Behind:
             return True
         return False

@@ -115,20 +115,22 @@ class Exchange:
 
     def _with_peers(self, sync: Sync, fragment: Fragment, state: State, start: float, peers: Peers) -> Outcome:
         mean, residual, reason = list[torch.Tensor](), list[torch.Tensor](), ""
-        own, left_out = sync.own, dict[int, str]()
+        own, left_out, faulty = sync.own, dict[int, str](), list[int]()
         try:
             screened = self.guard.screen(own, fragment.version, state, peers, faulty=sync.left_out)
             peers.weights, own, left_out, reason = screened.weights, screened.own, screened.left_out, screened.refusal
             if not reason:
                 mean, residual = self.compressor.average(own, state, peers)
         except NotFinite as error:
-            left_out, reason = left_out | dict.fromkeys(error.ranks, "its message is not finite"), str(error)
+            faulty = error.ranks
         except TransportError as error:
             if isinstance(error, PeerLost | Drift) and not self.transport.limits.elastic:
                 raise  # a static world cannot go on
             reason = str(error)
+        norm, cosine, faulty = _compare(mean, own, faulty, peers)
+        if faulty:
+            left_out, reason = left_out | dict.fromkeys(faulty, "its message is not finite"), str(NotFinite(faulty))
         sync.left_out = sync.left_out or peers.rank in left_out
-        norm, cosine = _compare(mean, own)
         if not reason and not math.isfinite(norm):
             reason = "the mean pseudo-gradient is not finite"
         hashed = self.hash_every > 0 and sync.outer_step % self.hash_every == 0
@@ -185,13 +187,17 @@ def copy_dicts(state: State) -> State:
     return {key: copy_dicts(value) if isinstance(value, dict) else value for key, value in state.items()}
 
 
-def _compare(mean: Tensors, own: Tensors) -> tuple[float, float]:
-    """Norm of the mean, and the cosine between it and this worker's own."""
+def _compare(mean: Tensors, own: Tensors, faulty: list[int], peers: Peers) -> tuple[float, float, list[int]]:
+    """Of the whole worker: norm of the mean, cosine between it and its own, and whose messages any rank found bad."""
     squares, own_squares, product = 0.0, 0.0, 0.0
     for m, o in zip(mean, own, strict=False):
         m, o = m.reshape(-1), o.reshape(-1)
         squares += float(torch.dot(m, m))
         own_squares += float(torch.dot(o, o))
         product += float(torch.dot(m, o))
+    bad = [float(rank in faulty) for rank in range(peers.size)]
+    parts = peers.gather_inside([torch.tensor([squares, own_squares, product, *bad], dtype=torch.float64)])
+    squares, own_squares, product, *bad = torch.stack([part for (part,) in parts]).sum(0).tolist()
     norm = math.sqrt(squares) if squares >= 0 else math.nan
-    return norm, product / max(math.sqrt(squares * own_squares), 1e-30) if math.isfinite(norm) else math.nan
+    cosine = product / max(math.sqrt(squares * own_squares), 1e-30) if math.isfinite(norm) else math.nan
+    return norm, cosine, [rank for rank, count in enumerate(bad) if count]

@@ -17,7 +17,7 @@ class PeerLost(TransportError):
 
     def __init__(self, ranks: list[int], message: str) -> None:
         super().__init__(message)
-        self.ranks = ranks
+        self.ranks = ranks  # of the world, which are not the workers' numbers where those have several ranks
 
 
 class Behind(TransportError):
@@ -97,6 +97,7 @@ class TransportLimits:
     max_in_flight: int = 64
     safe_to_overlap: bool = True  # False: collectives from a second thread may deadlock (NCCL)
     elastic: bool = False  # workers may come and go; a sync that failed is tried again with those who are left
+    ranks_per_worker: int = 1  # all of them join; `num_workers` and the ranks of `Peers` count workers
 
 
 class Transport(Protocol):

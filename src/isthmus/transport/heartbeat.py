@@ -1,11 +1,13 @@
-"""Who is alive: every worker writes a beat to the store, and reads everybody's, on a connection of its own."""
+"""Who is alive: every rank writes a beat to the store, and reads everybody's, on a connection of its own."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -13,17 +15,17 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 @dataclass(frozen=True)
 class Beat:
-    """What a worker tells the others."""
+    """What a rank tells the others."""
 
     number: int = 0
-    collectives: int = 0  # how many it has entered
+    collectives: dict[str, int] = field(default_factory=dict)  # how many it has entered, by the kind of group
     left: bool = False
     given_up: tuple[int, ...] = ()  # ranks it waited for in vain
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Workers that cannot be waited for, and why."""
+    """Ranks that cannot be waited for, and why."""
 
     ranks: list[int]
     reason: str
@@ -32,25 +34,25 @@ class Verdict:
 class Heartbeat:
     """A daemon thread that beats and listens.
 
-    Silence is counted in rounds and looks that this worker itself completed, not in seconds: a pause of its own
+    Silence is counted in rounds and looks that this rank itself completed, not in seconds: a pause of its own
     (a long call that holds the interpreter, a suspended machine) must not look like the death of all others.
 
     Args:
         store: a connection that nothing else uses, so that bulk traffic cannot delay a beat.
-        rank: this worker.
-        num_workers: of the world.
-        store_rank: the worker whose death takes the store with it; None where it lives elsewhere (torchrun's agent).
+        rank: this one.
+        num_ranks: of the world.
+        store_rank: the one whose death takes the store with it; None where it lives elsewhere (torchrun's agent).
         interval_seconds: between two beats, and between two calls of `look`.
     """
 
     def __init__(
-        self, store: Store, rank: int, num_workers: int, store_rank: int | None, interval_seconds: float
+        self, store: Store, rank: int, num_ranks: int, store_rank: int | None, interval_seconds: float
     ) -> None:
-        self.interval_seconds = interval_seconds
-        self.collectives = 0  # entered so far
+        self.num_ranks, self.interval_seconds = num_ranks, interval_seconds
+        self.collectives = Counter[str]()  # entered so far, by the kind of group
         self._store, self._rank, self._store_rank = store, rank, store_rank
-        self._names = [f"worker {r}" for r in range(num_workers)]
-        self._keys = [f"beat/{r}" for r in range(num_workers)]
+        self._names = [f"worker {r}" for r in range(num_ranks)]
+        self._keys = [f"beat/{r}" for r in range(num_ranks)]
         self._number = 0  # rounds completed
         self._left = False
         self._given_up: tuple[int, ...] = ()
@@ -62,7 +64,7 @@ class Heartbeat:
         self._beat()
 
     def wait_for_all(self, timeout_seconds: float) -> list[int]:
-        """Wait until all workers have made their heartbeats; returns those that have not."""
+        """Wait until all ranks have made their heartbeats; returns those that have not."""
         try:
             self._store.wait(self._keys, timedelta(seconds=timeout_seconds))
         except RuntimeError:
@@ -70,7 +72,7 @@ class Heartbeat:
         return []
 
     def start(self, names: list[str]) -> None:
-        """Begin to listen, once all workers, known to people by these names, have made their heartbeats."""
+        """Begin to listen, once all ranks, known to people by these names, have made their heartbeats."""
         self._names = names
         self._thread.start()
 
@@ -92,13 +94,14 @@ class Heartbeat:
         seconds = patience_rounds * self.interval_seconds
         return Verdict(silent, f"{self._name(silent)} gave no sign of life for {seconds:.1f} s")
 
-    def late(self) -> Verdict | None:
-        """Workers that have not entered the collective in which this one waits."""
-        ranks = [r for r, b in enumerate(self._beats) if r != self._rank and b.collectives < self.collectives]
+    def late(self, kind: str, members: Sequence[int]) -> Verdict | None:
+        """Members of a group that have not entered the collective in which this rank waits."""
+        entered = {r: self._beats[r].collectives.get(kind, 0) for r in members if r != self._rank}
+        ranks = [r for r, number in entered.items() if number < self.collectives[kind]]
         return Verdict(ranks, f"{self._name(ranks)} did not come, though alive") if ranks else None
 
     def give_up(self, ranks: list[int]) -> None:
-        """Tell the others whom this worker waited for in vain, so that they need not."""
+        """Tell the others whom this rank waited for in vain, so that they need not."""
         self._given_up = tuple(ranks)
         self._tell()
 
@@ -146,7 +149,7 @@ class Heartbeat:
             return  # the store is gone: `look` notices that the rounds have ended
 
     def _beat(self) -> None:
-        beat = [self._number, self.collectives, self._left, self._given_up]
+        beat = [self._number, dict(self.collectives), self._left, self._given_up]
         self._store.set(self._keys[self._rank], json.dumps(beat))
 
     def _listen(self) -> None:

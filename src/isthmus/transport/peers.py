@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
+from collections.abc import Callable
 
 import torch
 
@@ -47,7 +49,7 @@ class BufferPeers:
         if self.size > 1 and size:
             buffer = self._all_gather(buffer)
             self._count((self.size - 1) * size, (self.size - 1) * size)
-        return self._unpack_each(buffer, tensors)
+        return unpack_each(buffer, tensors, self.size)
 
     def exchange(self, parts: list[Tensors]) -> list[Tensors]:
         """Part i to rank i; see `Peers.exchange`."""
@@ -57,7 +59,11 @@ class BufferPeers:
             own = sizes[self.rank]
             buffer = self._all_to_all(buffer, sizes)
             self._count(sum(sizes) - own, (self.size - 1) * own)
-        return self._unpack_each(buffer, parts[self.rank])
+        return unpack_each(buffer, parts[self.rank], self.size)
+
+    def gather_inside(self, tensors: Tensors) -> list[Tensors]:
+        """A worker of one rank; see `Peers.gather_inside`."""
+        return [tensors]
 
     def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
         """[n] float32 -> [n] float32: the sum over peers, the same bits on all. May overwrite `buffer`."""
@@ -75,9 +81,11 @@ class BufferPeers:
         self.sent_bytes += sent
         self.received_bytes += received
 
-    def _unpack_each(self, buffer: torch.Tensor, like: Tensors) -> list[Tensors]:
-        size = num_bytes(like)
-        return [unpack(buffer[rank * size : (rank + 1) * size], like) for rank in range(self.size)]
+
+def unpack_each(buffer: torch.Tensor, like: Tensors, num_ranks: int) -> list[Tensors]:
+    """[num_ranks * n] uint8, what was packed on every rank -> each one's tensors, which look like `like`."""
+    size = num_bytes(like)
+    return [unpack(buffer[rank * size : (rank + 1) * size], like) for rank in range(num_ranks)]
 
 
 def ring_bytes(payload_bytes: int, num_peers: int) -> int:
@@ -88,16 +96,29 @@ def ring_bytes(payload_bytes: int, num_peers: int) -> int:
 def vote(peers: Peers, ok: bool, fingerprint: bytes) -> bool:
     """Gather everybody's vote and anchor hash (9 bytes each); True when all agreed to commit.
 
+    The ranks of a worker agree first, then speak with one voice: so all ranks of all workers come to the same end.
+
     Raises:
-        Drift: on all peers, when the hashes of those with a positive weight differ.
+        Drift: on all ranks, when the hashes of the workers with a positive weight differ.
     """
-    own = torch.tensor([ok, *fingerprint.ljust(_VOTE_BYTES - 1, b"\0")], dtype=torch.uint8)
-    votes = [bytes(ballot.tolist()) for (ballot,) in peers.gather([own])]
+    inside = _ballots(peers.gather_inside, ok, fingerprint.ljust(_VOTE_BYTES - 1, b"\0"))
+    fingerprint = hash_of_worker([ballot[1:] for ballot in inside])
+    votes = _ballots(peers.gather, all(ballot[0] for ballot in inside), fingerprint)
     hashes = {rank: votes[rank][1:] for rank in range(peers.size) if peers.weights[rank] > 0}
     if len(set(hashes.values())) > 1:
         minority, message = _describe_drift(hashes)
         raise Drift(minority, message)
     return all(ballot[0] for ballot in votes)
+
+
+def hash_of_worker(hashes: list[bytes]) -> bytes:
+    """8 bytes of each of its ranks, in rank order -> 8 bytes; those of a lone rank stay as they are."""
+    return hashes[0] if len(hashes) == 1 else hashlib.blake2b(b"".join(hashes), digest_size=8).digest()
+
+
+def _ballots(gather: Callable[[Tensors], list[Tensors]], ok: bool, fingerprint: bytes) -> list[bytes]:
+    own = torch.tensor([ok, *fingerprint], dtype=torch.uint8)
+    return [bytes(ballot.tolist()) for (ballot,) in gather([own])]
 
 
 def _describe_drift(hashes: dict[int, bytes]) -> tuple[list[int], str]:

@@ -16,14 +16,51 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from isthmus.core.types import UserError
 from isthmus.transport.base import PeerLost
 from isthmus.transport.dns import spare_lookups
-from isthmus.transport.peers import name_workers
 
 _meetings = itertools.count()
 
 
 @dataclass(frozen=True)
+class Ranks:
+    """All ranks of the world: workers, one after the other, of equally many ranks.
+
+    Attributes:
+        size: how many in all.
+        per_worker: how many of them make a worker.
+    """
+
+    size: int
+    per_worker: int = 1
+
+    def check(self, expected_workers: int | None) -> None:
+        """Raise `UserError` where they are not as many as the configuration says, or leave an incomplete worker."""
+        started = f"{self.size} rank{'s' if self.size > 1 else ''} started"
+        if expected_workers not in (None, self.size / self.per_worker):
+            workers = f"{expected_workers} worker{'s' if expected_workers != 1 else ''}"
+            of_ranks = f" of {self.per_worker} ranks" if self.per_worker > 1 else ""
+            raise UserError(f"the configuration says {workers}{of_ranks}, but {started}")
+        if self.size % self.per_worker:
+            raise UserError(f"a worker has {self.per_worker} ranks, but {started}: start a multiple of that")
+
+    def peers_of(self, rank: int) -> range:
+        """Those that hold the same part of the model, one of each worker."""
+        return range(rank % self.per_worker, self.size, self.per_worker)
+
+    def inside(self, rank: int) -> range:
+        """Those of the same worker."""
+        first = rank - rank % self.per_worker
+        return range(first, first + self.per_worker)
+
+    def name(self, rank: int, host: str = "") -> str:
+        """'worker 1', or 'worker 1 (rank 3, host x)'."""
+        details = [f"rank {rank}"] if self.per_worker > 1 else []
+        details += [f"host {host}"] if host else []
+        return f"worker {rank // self.per_worker}" + (f" ({', '.join(details)})" if details else "")
+
+
+@dataclass(frozen=True)
 class Card:
-    """What a worker shows the others when they meet."""
+    """What a rank shows the others when they meet."""
 
     host: str
     identity: dict[str, str]
@@ -44,8 +81,8 @@ def find_world() -> tuple[int, int]:
     return int(os.environ["RANK"]), size
 
 
-def initialise(backend: str, timeout_seconds: float) -> None:
-    """Initialise torch.distributed from the launcher's environment."""
+def initialise(backend: str, timeout_seconds: float, name: str) -> None:
+    """Initialise torch.distributed from the launcher's environment, as the rank of this name."""
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     spare_lookups()
     try:
@@ -54,7 +91,7 @@ def initialise(backend: str, timeout_seconds: float) -> None:
         if "EADDRINUSE" in str(error):
             raise UserError(f"port {port} is in use on this machine: set MASTER_PORT to a free one") from error
         raise UserError(
-            f"worker {os.environ['RANK']} cannot meet the others at {address}:{port}: have all "
+            f"{name} cannot meet the others at {address}:{port}: have all "
             f"{os.environ['WORLD_SIZE']} ranks started, and can they reach that port? ({first_line(error)})"
         ) from error
 
@@ -67,20 +104,21 @@ def open_store() -> tuple[Store, int | None]:
 
 
 def exchange_cards(
-    store: Store, rank: int, num_workers: int, identity: dict[str, str], timeout_seconds: float
+    store: Store, rank: int, ranks: Ranks, identity: dict[str, str], timeout_seconds: float
 ) -> list[Card]:
-    """Show this worker's card, and read everybody's in rank order.
+    """Show this rank's card, and read everybody's in rank order.
 
     Raises:
-        PeerLost: names the workers that did not come within the timeout.
+        PeerLost: names the ranks that did not come within the timeout.
     """
-    keys = [f"card/{r}" for r in range(num_workers)]
+    keys = [f"card/{r}" for r in range(ranks.size)]
     store.set(keys[rank], json.dumps(asdict(Card(socket.gethostname(), identity))))
     try:
         store.wait(keys, timedelta(seconds=timeout_seconds))
     except RuntimeError as error:
         missing = [r for r, key in enumerate(keys) if not store.check([key])]
-        raise PeerLost(missing, f"{name_workers(missing)} did not join within {timeout_seconds:g} s") from error
+        names = ", ".join(map(ranks.name, missing))
+        raise PeerLost(missing, f"{names} did not join within {timeout_seconds:g} s") from error
     return [Card(**json.loads(value)) for value in store.multi_get(keys)]
 
 

@@ -6,25 +6,31 @@ import atexit
 import threading
 import time
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import torch.distributed as dist
 
-from isthmus.core.types import Peers, UserError
-from isthmus.transport.base import Replica, Static, TransportLimits
+from isthmus.core.types import Peers
+from isthmus.transport.base import Replica, Static, TransportError, TransportLimits
 from isthmus.transport.heartbeat import Heartbeat
 from isthmus.transport.identity import check_identities
 from isthmus.transport.peers import vote
-from isthmus.transport.rendezvous import exchange_cards, find_world, initialise, open_store
-from isthmus.transport.watched_group import Backend, GroupPeers, WatchedGroup, keep_for_ever
+from isthmus.transport.rendezvous import Ranks, exchange_cards, find_world, initialise, open_store
+from isthmus.transport.watched_group import NOT_JOINED, Backend, GroupPeers, WatchedGroup, keep_for_ever
 
-_JOIN_BUDGETS = 10  # clusters do not start at the same moment: workers wait this many sync budgets for one another
+JOIN_BUDGETS = 10  # clusters do not start at the same moment: workers wait this many sync budgets for one another
+_INSIDE_BUDGETS = 10  # a rank may wait for others of its worker, whose messages take them several collectives
 _LINGER_SECONDS = 5.0  # how long a leaving worker that holds the store waits for the others to leave
 
 
 class TorchDist(Static):
-    """All ranks of torch.distributed, one worker each, with equal weights.
+    """All ranks of torch.distributed, as many to a worker as there should be; workers have equal weights.
+
+    Rank r of the world belongs to worker r // ranks_per_worker. It averages with the ranks of the other workers that
+    stand where it stands in its own, and hold the same part of the model. Reports and votes are gathered inside a
+    worker before its ranks send them to their peers, so all ranks of all workers decide alike.
 
     Works under torchrun (or any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) and where
     torch.distributed is initialised already; a worker alone needs neither. Collectives run in a process group of
@@ -36,6 +42,7 @@ class TorchDist(Static):
         backend: "gloo" runs beside training and stages CUDA tensors through the CPU; "nccl" must not overlap.
         identity: a flat configuration that all workers must share, compared at join.
         expected_workers: how many the configuration speaks of.
+        ranks_per_worker: one, or as many as the mesh of a worker has.
     """
 
     limits = TransportLimits()
@@ -46,15 +53,22 @@ class TorchDist(Static):
         backend: Backend = "gloo",
         identity: dict[str, str] | None = None,
         expected_workers: int | None = None,
+        ranks_per_worker: int = 1,
     ) -> None:
         self.sync_budget_seconds = sync_budget_seconds
         self.backend = backend
-        self.identity = {"isthmus version": version("isthmus"), **(identity or {})}
+        self.identity = {
+            "isthmus version": version("isthmus"),
+            "ranks per worker": str(ranks_per_worker),
+            **(identity or {}),
+        }
         self.expected_workers = expected_workers
-        self.limits = TransportLimits(safe_to_overlap=backend == "gloo")
+        self.ranks_per_worker = ranks_per_worker
+        self.limits = TransportLimits(safe_to_overlap=backend == "gloo", ranks_per_worker=ranks_per_worker)
         self.rank, self.num_workers = 0, 1
         self._interval = min(1.0, sync_budget_seconds / 20)
-        self._group: WatchedGroup | None = None
+        self._group: WatchedGroup | None = None  # of the peers
+        self._inside: WatchedGroup | None = None  # of this worker's ranks, where it has several
         self._leaving = threading.Lock()
 
     def join(self, replica: Replica) -> None:
@@ -62,28 +76,30 @@ class TorchDist(Static):
 
         Raises:
             UserError: no launcher, a port in use, another number of ranks than expected, workers that differ.
-            PeerLost: a worker did not come.
+            PeerLost: a rank did not come.
         """
-        self.rank, self.num_workers = find_world()
-        if self.expected_workers not in (None, self.num_workers):
-            ranks = f"{self.num_workers} rank{'s' if self.num_workers > 1 else ''}"
-            raise UserError(f"the configuration says {self.expected_workers} workers, but {ranks} started")
-        if self.num_workers == 1 or self._group is not None:
+        rank, size = find_world()
+        ranks = Ranks(size, self.ranks_per_worker)
+        ranks.check(self.expected_workers)
+        self.rank, self.num_workers = rank // self.ranks_per_worker, size // self.ranks_per_worker
+        if size == 1 or self._group is not None:
             return
         if not dist.is_initialized():
-            initialise(self.backend, _JOIN_BUDGETS * self.sync_budget_seconds)
+            initialise(self.backend, JOIN_BUDGETS * self.sync_budget_seconds, ranks.name(rank))
         atexit.register(self.leave)
         try:
-            self._meet()
+            self._meet(rank, ranks)
         except BaseException:
             self.leave()
             raise
 
     def quorum(self, outer_step: int, claim: Any = None) -> Peers:
-        """All ranks, always."""
+        """All workers, always."""
+        if self.ranks_per_worker > 1 and self._inside is None:
+            raise TransportError(f"sync {outer_step}: {NOT_JOINED}")
         weights = [1 / self.num_workers] * self.num_workers
         device = "cpu" if self.backend == "gloo" else "cuda"
-        return GroupPeers(self._group, self.rank, weights, f"sync {outer_step}", device)
+        return GroupPeers(self._group, self.rank, weights, f"sync {outer_step}", device, self._inside)
 
     def commit(self, peers: Peers, ok: bool, fingerprint: bytes = b"") -> bool:
         """Vote; see `Transport.commit`."""
@@ -92,7 +108,9 @@ class TorchDist(Static):
     def leave(self) -> None:
         """Say goodbye and disconnect. A second call does nothing; torch.distributed itself stays initialised."""
         with self._leaving:
-            group, self._group = self._group, None
+            group, inside, self._group, self._inside = self._group, self._inside, None, None
+            if inside is not None:
+                inside.disconnect(dist.destroy_process_group)
             if group is not None:
                 group.close(dist.destroy_process_group, _LINGER_SECONDS)
 
@@ -103,15 +121,29 @@ class TorchDist(Static):
     def wait_until(self, seconds: float) -> None:
         """Nothing to do: real time passes by itself."""
 
-    def _meet(self) -> None:
+    def _meet(self, rank: int, ranks: Ranks) -> None:
         store, store_rank = open_store()
-        heartbeat = Heartbeat(store, self.rank, self.num_workers, store_rank, self._interval)
-        patience_seconds = min(30.0, self.sync_budget_seconds / 3)
-        self._group = WatchedGroup(heartbeat, self.sync_budget_seconds, patience_seconds, self.backend, keep_for_ever)
-        join_seconds = _JOIN_BUDGETS * self.sync_budget_seconds
-        cards = exchange_cards(store, self.rank, self.num_workers, self.identity, join_seconds)
-        heartbeat.start([f"worker {rank} (host {card.host})" for rank, card in enumerate(cards)])
-        check_identities([card.identity for card in cards])
-        # twice the budget: `run` watches the time itself, and knows better than the backend whom to blame
-        timeout = timedelta(seconds=2 * self.sync_budget_seconds)
-        self._group.connect(lambda: dist.new_group(timeout=timeout, backend=self.backend))
+        budget_seconds = self.sync_budget_seconds
+        heartbeat = Heartbeat(store, rank, ranks.size, store_rank, self._interval)
+        watch = partial(WatchedGroup, heartbeat, patience_seconds=min(30.0, budget_seconds / 3), abandon=keep_for_ever)
+        self._group = watch(budget_seconds, backend=self.backend, members=ranks.peers_of(rank))
+        cards = exchange_cards(store, rank, ranks, self.identity, JOIN_BUDGETS * budget_seconds)
+        heartbeat.start([ranks.name(r, card.host) for r, card in enumerate(cards)])
+        names = [ranks.name(r) for r in range(ranks.size)] if ranks.per_worker > 1 else None
+        check_identities([card.identity for card in cards], names)
+        everybodys_peers = [ranks.peers_of(r) for r in range(ranks.per_worker)]
+        self._group.connect(partial(_own_group, everybodys_peers, rank, self.backend, budget_seconds))
+        if ranks.per_worker > 1:
+            inside_seconds = _INSIDE_BUDGETS * budget_seconds
+            self._inside = watch(inside_seconds, backend="gloo", members=ranks.inside(rank), kind="inside")
+            workers = [ranks.inside(r) for r in range(0, ranks.size, ranks.per_worker)]
+            self._inside.connect(partial(_own_group, workers, rank, "gloo", inside_seconds))
+
+
+def _own_group(groups: list[range], rank: int, backend: Backend, budget_seconds: float) -> dist.ProcessGroup:
+    """The group of this rank. Torch names groups by counting, so all ranks make all of them, in the same order."""
+    # twice the budget: `WatchedGroup` watches the time itself, and knows better than the backend whom to blame
+    timeout = timedelta(seconds=2 * budget_seconds)
+    made = [dist.new_group(list(members), timeout=timeout, backend=backend) for members in groups]
+    own: dist.ProcessGroup = made[next(i for i, members in enumerate(groups) if rank in members)]
+    return own

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 
+from isthmus.core.types import Tensors
 from isthmus.transport.base import PeerLost, TransportError
 from isthmus.transport.heartbeat import Heartbeat, Verdict
-from isthmus.transport.peers import BufferPeers
+from isthmus.transport.peers import BufferPeers, unpack_each
 from isthmus.transport.rendezvous import first_line
+from isthmus.transport.wire import pack
 
 Backend = Literal["gloo", "nccl"]
 
 _CONFIRM_ROUNDS = 4  # heartbeats missed after a connection broke until their owner counts as dead
-_NOT_JOINED = "this worker has not joined, or has left"
+NOT_JOINED = "this worker has not joined, or has left"
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
 
 
@@ -57,14 +59,16 @@ class Leftovers:
 
 
 class WatchedGroup:
-    """Collectives, each with an eye on the others' heartbeats, and none longer than the sync budget.
+    """Collectives, each with an eye on everybody's heartbeats, and none longer than the sync budget.
 
     Args:
-        heartbeat: of the members, in rank order.
+        heartbeat: of all ranks; whoever is lost, member or not, ends what runs here.
         sync_budget_seconds: bound on one collective.
-        patience_seconds: how long a member may be silent.
+        patience_seconds: how long a rank may be silent.
         backend: of the group.
-        abandon: what becomes of the group when a member is lost.
+        abandon: what becomes of the group when a rank is lost.
+        members: ranks in the group; None: all.
+        kind: names the groups of all ranks that make the same collectives.
     """
 
     def __init__(
@@ -74,6 +78,8 @@ class WatchedGroup:
         patience_seconds: float,
         backend: Backend,
         abandon: Abandon,
+        members: Sequence[int] | None = None,
+        kind: str = "peers",
     ) -> None:
         self.lost: Verdict | None = None
         self._heartbeat = heartbeat
@@ -82,6 +88,8 @@ class WatchedGroup:
         self._patience_rounds = int(patience_seconds / self._interval)
         self._backend = backend
         self._abandon = abandon
+        self.members = range(heartbeat.num_ranks) if members is None else members
+        self._kind = kind
         self._group: dist.ProcessGroup | None = None
 
     def connect(self, make: Callable[[], dist.ProcessGroup]) -> None:
@@ -104,8 +112,8 @@ class WatchedGroup:
         if self.lost is not None:
             raise PeerLost(self.lost.ranks, self.lost.reason)
         if self._group is None:
-            raise TransportError(f"{what}: {_NOT_JOINED}")
-        self._heartbeat.collectives += 1
+            raise TransportError(f"{what}: {NOT_JOINED}")
+        self._heartbeat.collectives[self._kind] += 1
         deadline = time.monotonic() + self._sync_budget_seconds
         work = None
         try:
@@ -120,16 +128,20 @@ class WatchedGroup:
         except RuntimeError as error:
             raise self._give_up(what, self._find_culprit(error), work) from error
 
+    def disconnect(self, free: Callable[[dist.ProcessGroup], None]) -> None:
+        """Let go of the group; `free` is what else to do with one in which nothing is stuck."""
+        group, self._group = self._group, None
+        if group is not None:
+            free(group)
+
     def close(self, free: Callable[[dist.ProcessGroup], None], linger_seconds: float) -> None:
         """Let go of the group and say goodbye.
 
         Args:
-            free: what else to do with a group in which nothing is stuck.
+            free: see `disconnect`.
             linger_seconds: how long the holder of the heartbeats' store waits for the others to leave.
         """
-        group, self._group = self._group, None
-        if group is not None:
-            free(group)
+        self.disconnect(free)
         self._heartbeat.leave(linger_seconds)
 
     def _done(self, work: dist.Work) -> bool:
@@ -146,12 +158,13 @@ class WatchedGroup:
 
     def _out_of_time(self) -> Verdict:
         verdict = (
-            self._heartbeat.look(_CONFIRM_ROUNDS)
-            or self._heartbeat.late()
-            or Verdict([], "though all are alive and take part")
+            self._heartbeat.look(_CONFIRM_ROUNDS) or self._late() or Verdict([], "though all are alive and take part")
         )
         advice = "if this is their usual pace, raise sync_budget_seconds or send less"
         return Verdict(verdict.ranks, f"not done in {self._sync_budget_seconds:g} s, {verdict.reason}; {advice}")
+
+    def _late(self) -> Verdict | None:
+        return self._heartbeat.late(self._kind, self.members)
 
     def _find_culprit(self, error: RuntimeError) -> Verdict:
         """A connection broke; give the heart that stopped a few beats to show."""
@@ -160,7 +173,7 @@ class WatchedGroup:
             verdict = self._heartbeat.look(_CONFIRM_ROUNDS)
             if verdict is not None:
                 return Verdict(verdict.ranks, f"{verdict.reason} ({first_line(error)})")
-        return self._heartbeat.late() or Verdict([], f"a connection broke, though all are alive ({first_line(error)})")
+        return self._late() or Verdict([], f"a connection broke, though all are alive ({first_line(error)})")
 
     def _give_up(self, what: str, verdict: Verdict, stuck: dist.Work | None = None) -> PeerLost:
         """Remember the loss, tell the others, and let go of the stuck collective."""
@@ -182,13 +195,32 @@ class GroupPeers(BufferPeers):
         weights: everybody's.
         name: of the sync, for messages.
         device: where the group's backend wants its buffers.
+        inside: a gloo group of this worker's ranks, where it has several.
     """
 
     def __init__(
-        self, group: WatchedGroup | None, rank: int, weights: list[float], name: str, device: str = "cpu"
+        self,
+        group: WatchedGroup | None,
+        rank: int,
+        weights: list[float],
+        name: str,
+        device: str = "cpu",
+        inside: WatchedGroup | None = None,
     ) -> None:
         super().__init__(rank, weights)
-        self._group, self._name, self._device = group, name, torch.device(device)
+        self._group, self._name, self._device, self._inside = group, name, torch.device(device), inside
+
+    def gather_inside(self, tensors: Tensors) -> list[Tensors]:
+        """Those of all ranks of this worker; see `Peers.gather_inside`."""
+        if self._inside is None:
+            return super().gather_inside(tensors)
+        own, num_ranks = pack(tensors), len(self._inside.members)
+        result = own.new_empty(num_ranks * len(own))
+        self._inside.run(
+            f"gather inside the worker, for {self._name}",
+            lambda group: _all_gather(result, own, group=group, async_op=True),
+        )
+        return unpack_each(result, tensors, num_ranks)
 
     def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
         total = buffer.to(self._device)
@@ -214,5 +246,5 @@ class GroupPeers(BufferPeers):
     def _run(self, kind: str, start: Callable[[dist.ProcessGroup], dist.Work | None]) -> None:
         what = f"{kind} of {self._name}"
         if self._group is None:
-            raise TransportError(f"{what}: {_NOT_JOINED}")
+            raise TransportError(f"{what}: {NOT_JOINED}")
         self._group.run(what, start)
