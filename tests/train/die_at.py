@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from isthmus.compress.base import Codec
 from isthmus.data.leased import LeasedStream
 from isthmus.data.ledger import Holding, Intervals, cut
 from isthmus.outer import OuterLoop
@@ -27,6 +28,7 @@ from isthmus.transport.peers import BufferPeers
 from isthmus.transport.watched_group import WatchedGroup
 
 Hit = Callable[[], None]  # to be called whenever the point is reached
+Wrap = Callable[[Any, str, Hit], None]  # has it called at a method of an owner
 
 STEP_SECONDS = (0.02, 0.15)  # of one inner step in the run's first and second half, until the test lets it end
 
@@ -53,37 +55,49 @@ def after(owner: Any, name: str, hit: Hit) -> None:
     setattr(owner, name, wrapped)
 
 
-def amid(owner: Any, name: str, hit: Hit) -> None:
-    """When a collective of this call has begun, and is not done."""
-    run, inside = WatchedGroup.run, list[bool]()
+def amid(kind: str, begun: bool = False) -> Wrap:
+    """In a collective of this kind, made within the call: the others wait for this worker's part and do not get it.
 
-    def watched(group: WatchedGroup, what: str, start: Any) -> None:
-        def begin(process_group: Any) -> Any:
-            work = start(process_group)
-            if inside:
-                hit()
-            return work
+    begun: it is on its way, so that none, some or all of them get it.
+    """
 
-        run(group, what, begin)
+    def wrap(owner: Any, name: str, hit: Hit) -> None:
+        run, inside = WatchedGroup.run, list[bool]()
 
-    original = getattr(owner, name)
+        def watched(group: WatchedGroup, what: str, start: Any) -> None:
+            def begin(process_group: Any) -> Any:
+                here = inside and what.startswith(f"{kind} of ")
+                if here and not begun:
+                    hit()
+                work = start(process_group)
+                if here and begun:
+                    hit()
+                return work
 
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        inside.append(True)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            inside.pop()
+            run(group, what, begin)
 
-    WatchedGroup.run = watched
-    setattr(owner, name, wrapped)
+        original = getattr(owner, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            inside.append(True)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                inside.pop()
+
+        WatchedGroup.run = watched
+        setattr(owner, name, wrapped)
+
+    return wrap
 
 
-POINTS: dict[str, tuple[Callable[[Any, str, Hit], None], Any, str]] = {
+POINTS: dict[str, tuple[Wrap, Any, str]] = {
     "before send": (before, Exchange, "run"),
-    "mid-reduction": (amid, BufferPeers, "mean"),
+    "mid-mean": (amid("mean"), BufferPeers, "mean"),
+    "mid-gather": (amid("gather"), Codec, "average"),  # the only shot, or the second of two
+    "mid-exchange": (amid("exchange"), Codec, "average"),  # the first of two shots
     "before commit": (before, Elastic, "commit"),
-    "mid-commit": (amid, Elastic, "commit"),
+    "mid-commit": (amid("gather", begun=True), Elastic, "commit"),
     "after commit": (after, Elastic, "commit"),
     "while healing": (before, Download, "put"),
     "healed": (after, OuterLoop, "_catch_up"),
@@ -128,6 +142,7 @@ class Witness:
         """From here on."""
         read, commit = LeasedStream.__next__, Leases.commit
         step, note = ElasticTrainer._train_step, ElasticTrainer._note
+        give_up = WatchedGroup._give_up
 
         def read_and_tell(stream: LeasedStream) -> Any:
             leases, first = stream._holding.leases, stream.uncommitted
@@ -153,8 +168,13 @@ class Witness:
             for report in reports:
                 self.write(committed=report.committed, peers=report.num_peers, seconds=report.seconds)
 
+        def give_up_and_tell(group: WatchedGroup, what: str, *why: Any) -> Any:
+            self.write(broken=what)
+            return give_up(group, what, *why)
+
         LeasedStream.__next__, Leases.commit = read_and_tell, commit_and_tell
         ElasticTrainer._train_step, ElasticTrainer._note = step_and_tell, note_and_tell
+        WatchedGroup._give_up = give_up_and_tell
 
 
 def positions(leases: Intervals, first: int, last: int) -> list[int]:

@@ -29,9 +29,8 @@ CONFIG: dict[str, Any] = {
         "sequence_length": 8,
     },
     "data": {"type": "text", "source": str(ROOT / "src/isthmus/core")},
-    "inner": {"batch_size": 2},
+    "inner": {"batch_size": 2, "optimizer": {"type": "adamw"}},
     "outer": {
-        "recipe": "diloco",
         "schedule": {"local_steps": 10, "num_fragments": 1, "warm_start_steps": 0},
         "split": "whole",
         "hash_every": 1,
@@ -45,9 +44,9 @@ Deaths = list[tuple[str, int]]  # points of `die_at.POINTS`, and at which arriva
 class World:
     """The workers of one run, and what they left behind in `folder`."""
 
-    def __init__(self, folder: Path, address: str) -> None:
+    def __init__(self, folder: Path, address: str, recipe: str) -> None:
         self.folder, self.run_dir = folder, folder / "run"
-        outer = CONFIG["outer"] | {"transport": TRANSPORT | {"lighthouse": address}}
+        outer = CONFIG["outer"] | {"recipe": recipe, "transport": TRANSPORT | {"lighthouse": address}}
         train = CONFIG["train"] | {"run_dir": str(self.run_dir)}
         (folder / "run.yaml").write_text(yaml.safe_dump(CONFIG | {"outer": outer, "train": train}))
         self.processes: dict[int, Any] = {}
@@ -177,10 +176,12 @@ class World:
 
 
 @contextmanager
-def world(folder: Path, grace_seconds: float = 2.0, dead_seconds: float = 3.0) -> Iterator[World]:
+def world(
+    folder: Path, recipe: str = "diloco", grace_seconds: float = 2.0, dead_seconds: float = 3.0
+) -> Iterator[World]:
     """A world with a lighthouse of its own, both gone when the context ends."""
     with lighthouse("127.0.0.1:0", grace_seconds=grace_seconds, dead_seconds=dead_seconds) as port:
-        each = World(folder, f"127.0.0.1:{port}")
+        each = World(folder, f"127.0.0.1:{port}", recipe)
         try:
             yield each
         finally:
