@@ -49,6 +49,7 @@ class Pipeline:
         self.rank, self.num_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.device = torch.device(mesh.device_type)  # the present one; offloaded parameters are not there
         self._schedules: dict[tuple[Any, ...], Any] = {}
+        self._scale = 1.0  # of the loss, in the present pass
         for module in stages.modules.values():
             module.forward = _within(precision or nullcontext(), module.forward)  # type: ignore[method-assign]
 
@@ -92,9 +93,10 @@ class Pipeline:
         tokens = tokens.to(self.device, non_blocking=True)
         schedule = self._schedule(tokens.shape, num_micro_batches, backward)
         run = schedule.step if backward else schedule.eval
+        self._scale = scale
         losses: list[torch.Tensor] = []
         inputs = (tokens,) if self.rank == 0 else ()
-        run(*inputs, target=tokens, losses=losses, return_outputs=False, loss_kwargs={"scale": scale})
+        run(*inputs, target=tokens, losses=losses, return_outputs=False)  # logits of all micro-batches are large
         loss = torch.stack(losses).detach().sum() / scale if losses else torch.zeros((), device=self.device)
         dist.broadcast(loss, group=self.group, group_src=self.num_ranks - 1)
         return loss
@@ -112,10 +114,10 @@ class Pipeline:
             for number, module in self.stages.modules.items()
         ]
 
-        def share_of_loss(output: torch.Tensor, tokens: torch.Tensor, scale: float) -> torch.Tensor:
+        def share_of_loss(output: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
             loss = self.stages.loss(output, tokens)
             # 0 x inf = nan: a loss that is not finite makes the gradient so, on all ranks
-            return loss * scale * (1 / num_micro_batches + 0 * loss.detach())
+            return loss * self._scale * (1 / num_micro_batches + 0 * loss.detach())
 
         if len(stages) > 1:
             return ScheduleInterleaved1F1B(stages, num_micro_batches, share_of_loss, scale_grads=False)
