@@ -14,11 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from isthmus.recipes import load_config
 from isthmus.recipes.load import ENVIRONMENT_PREFIX
-from isthmus.transport.torchft.lighthouse import lighthouse
+from isthmus.train import launch
 
 _POLL_SECONDS = 0.02
-_GRACE_SECONDS = 5.0  # how long those who come first to a sync wait for the others
 _LEAVE_SECONDS = 60.0
 SAMPLE_TOKENS = 64  # of learning.yaml
 Event = dict[str, Any]
@@ -165,14 +165,8 @@ def check_ledger(workers: list[Worker]) -> dict[str, int]:
 
 @contextmanager
 def meeting_place(engine: str, folder: Path) -> Iterator[list[str]]:
-    """A lighthouse or a first peer of its own for one run; yields the overrides that lead to it."""
-    if engine == "torchft":
-        with lighthouse("127.0.0.1:0", grace_seconds=_GRACE_SECONDS) as port:
-            yield ["outer.transport.type=torchft", f"outer.transport.lighthouse=127.0.0.1:{port}"]
-        return
-    from isthmus.transport.hivemind.dht_server import first_peer
-
-    keys = folder.with_name(f"{folder.name}-identity")
-    with first_peer(keys / "first-peer.key") as addresses:
-        peers = f"outer.transport.initial_peers=[{','.join(addresses)}]"
-        yield ["outer.transport.type=hivemind", peers, f"outer.transport.identity_folder={keys}"]
+    """A lighthouse or a first peer of one run's own, as `isthmus launch` makes it; yields the overrides for it."""
+    keys = folder.with_name(f"{folder.name}-keys")  # `Workers` empties the folder itself
+    overrides = [f"outer.transport.type={engine}", f"train.run_dir={keys}"]
+    with launch.meeting_place(load_config(None, overrides)) as known:
+        yield [overrides[0], *(f"outer.transport.{name}={value}" for name, value in known.items())]
