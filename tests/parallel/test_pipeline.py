@@ -1,5 +1,6 @@
 """Stages against the model they were cut from, and their schedules over real ranks."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -164,3 +165,15 @@ def test_evaluation_sees_the_present_weights_without_dropout(shard, stages_per_r
         assert expected.std() > 0.1
         for losses in results:
             torch.testing.assert_close(losses[name], expected)
+
+
+def infinite_loss() -> list[bool]:
+    """Whether gradients are finite, of a loss that is infinite though its gradient is not."""
+    model, stages, device_mesh = staged(SPECS["gpt_neox"], Mesh(pp=2))
+    endless = replace(stages, loss=lambda output, tokens: output.sum() + math.inf)
+    Pipeline(endless, device_mesh).accumulate({"tokens": TOKENS})
+    return [bool(param.grad.isfinite().all()) for param in model.parameters()]
+
+
+def test_a_loss_that_is_not_finite_shows_in_every_stage_s_gradient():
+    assert not any(any(finite) for finite in run_ranks(infinite_loss, 2))

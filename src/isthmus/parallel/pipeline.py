@@ -75,7 +75,7 @@ class Pipeline:
 
     @torch.no_grad()
     def evaluate(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The batch's mean loss in evaluation mode, on all ranks; the stages are left as they were."""
+        """The batch's mean loss in evaluation mode, on all ranks; between steps, for gradients may be lost."""
         tokens = batch["tokens"]
         modules = list(self.stages.modules.values())
         was_training = [module.training for module in modules]
