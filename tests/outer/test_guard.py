@@ -18,7 +18,7 @@ from isthmus.compress.quantize import Quantize
 from isthmus.compress.robust import Median
 from isthmus.compress.topk import TopK
 from isthmus.core import Tensors, UserError
-from isthmus.outer.guard import Guard, Report, Screened, describe, judge
+from isthmus.outer.guard import Guard, Report, Screened, describe, judge, of_worker
 from isthmus.transport.local import LocalWorld, run_workers
 
 QUARTERS = [0.25] * 4
@@ -240,6 +240,27 @@ def test_a_factor_that_would_leave_out_half_is_refused(factor: float) -> None:
 
 def test_infinity_switches_the_norm_check_off() -> None:
     assert judge(norms(1, 1, 1e9), [1 / 3] * 3, math.inf) == {}
+
+
+def test_the_report_of_a_worker_of_several_ranks() -> None:
+    shards = [replace(FINE, norm=3.0, num_elements=10), replace(FINE, norm=4.0, num_elements=7, layout=8)]
+    whole = of_worker(shards)
+    assert replace(whole, layout=0) == Report(norm=5.0, typical=1.0, version=5, num_elements=17, layout=0)
+    assert of_worker(shards).layout == whole.layout != of_worker(shards[::-1]).layout
+    assert of_worker(shards[:1]) == shards[0]
+
+
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+def test_a_bad_shard_makes_a_bad_worker(norm: float) -> None:
+    bad = of_worker([FINE, replace(FINE, norm=norm)])
+    assert judge([of_worker([FINE, FINE]), bad], [0.5, 0.5], 10.0) == {1: "its contribution is not finite"}
+
+
+@pytest.mark.parametrize("reports", [[0, 1], [1, 0, 1], [1, 1]], ids=str)
+def test_ranks_of_one_worker_at_different_versions(reports: list[int]) -> None:
+    workers = [of_worker([FINE, FINE]), of_worker([FINE, replace(FINE, version=6)])]
+    left_out = judge([workers[i] for i in reports], [1 / len(reports)] * len(reports), 10.0)
+    assert left_out == {i: "its ranks are at different versions" for i, mixed in enumerate(reports) if mixed}
 
 
 def test_a_line_for_people() -> None:

@@ -17,7 +17,7 @@ from isthmus.core import SyncSchedule, UserError
 from isthmus.core.fragment import Fragment
 from isthmus.outer import OuterLoop
 from isthmus.outer.guard import Guard
-from isthmus.transport import Drift, PeerLost, TransportError
+from isthmus.transport import Drift, PeerLost, TransportError, torch_dist
 from isthmus.transport.torch_dist import TorchDist
 
 RANKS = 2  # of a worker
@@ -105,6 +105,23 @@ def come_late(rank, budget):
         return None
     try:
         peers.mean([torch.zeros(1)])
+        peers.gather_inside([torch.zeros(1)])
+    except PeerLost as error:
+        return [error.ranks, str(error)]
+
+
+def come_late_inside(rank, budget):
+    """Rank 2 waits for rank 3, which has made more collectives, but does not come to this one."""
+    torch_dist._INSIDE_BUDGETS = 1
+    transport = TorchDist(budget, ranks_per_worker=RANKS)
+    transport.join(None)
+    peers = transport.quorum(0)
+    for _ in range(1 + 5 * (rank % RANKS)):
+        peers.mean([torch.zeros(1)])
+    if rank == 3:
+        time.sleep(1.5 * budget)
+        return None
+    try:
         peers.gather_inside([torch.zeros(1)])
     except PeerLost as error:
         return [error.ranks, str(error)]

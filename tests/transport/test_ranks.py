@@ -114,6 +114,13 @@ def test_a_rank_that_does_not_come_is_named_however_many_collectives_others_made
         assert f"worker 1 (rank 3, host {HOST})" in message
 
 
+def test_a_rank_that_does_not_come_inside_its_worker_is_named(zygote):
+    ranks, message = results(zygote.run("come_late_inside", 4, budget=2.0))[2]
+    assert ranks == [3]
+    assert message.startswith("gather inside the worker, for sync 0 failed: not done in 2 s, worker 1 (rank 3")
+    assert "did not come, though alive" in message
+
+
 def test_a_rank_may_wait_inside_its_worker_for_longer_than_one_collective(zygote):
     waited = results(zygote.run("wait_inside", 4, budget=3.0, pauses=3, pause_seconds=1.2))
     assert waited[0] > 3.0

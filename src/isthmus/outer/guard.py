@@ -105,8 +105,8 @@ class Guard:
 def judge(reports: list[Report], weights: list[float], max_norm_factor: float) -> dict[int, str]:
     """Who is left out, and why: a pure function of what all have received alike."""
     weighted = [report for report, weight in zip(reports, weights, strict=True) if weight > 0]
-    versions = Counter(report.version for report in weighted)
-    version = max(versions, key=lambda candidate: (versions[candidate], candidate))
+    versions = Counter(report.version for report in weighted if report.version != _NO_VERSION)
+    version = max(versions, key=lambda candidate: (versions[candidate], candidate), default=_NO_VERSION)
     typical = _typical(reports, weights)
     left_out = {}
     for rank, report in enumerate(reports):

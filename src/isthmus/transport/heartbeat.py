@@ -76,8 +76,13 @@ class Heartbeat:
         self._names = names
         self._thread.start()
 
-    def look(self, patience_rounds: int) -> Verdict | None:
-        """Judge the others by their silence; None while everybody seems alive. To be called every interval."""
+    def look(self, patience_rounds: int, members: Sequence[int]) -> Verdict | None:
+        """Judge the others by their silence; None while everybody seems alive. To be called every interval.
+
+        Args:
+            patience_rounds: how long anybody may be silent.
+            members: of the group in which this rank waits: others may have left.
+        """
         self._looks_in_vain = self._looks_in_vain + 1 if self._number == self._number_seen else 0
         self._number_seen = self._number
         told = sorted({rank for beat in self._beats for rank in beat.given_up})
@@ -86,11 +91,12 @@ class Heartbeat:
         if self._looks_in_vain >= patience_rounds:
             return self._store_lost()
         silent = [r for r, rounds in enumerate(self._silent_rounds) if r != self._rank and rounds >= patience_rounds]
-        if not silent:
-            return None
-        left = [r for r in silent if self._beats[r].left]
+        left = [r for r in silent if self._beats[r].left and r in members]
         if left:
             return Verdict(left, f"{self._name(left)} left the run")
+        silent = [r for r in silent if not self._beats[r].left]
+        if not silent:
+            return None
         seconds = patience_rounds * self.interval_seconds
         return Verdict(silent, f"{self._name(silent)} gave no sign of life for {seconds:.1f} s")
 

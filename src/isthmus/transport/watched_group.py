@@ -120,7 +120,7 @@ class WatchedGroup:
             work = start(self._group)
             assert work is not None
             while not self._done(work):
-                verdict = self._heartbeat.look(self._patience_rounds)
+                verdict = self._look(self._patience_rounds)
                 if verdict is None and time.monotonic() > deadline:
                     verdict = self._out_of_time()
                 if verdict is not None:
@@ -157,11 +157,12 @@ class WatchedGroup:
             return work.is_completed() and work.wait()
 
     def _out_of_time(self) -> Verdict:
-        verdict = (
-            self._heartbeat.look(_CONFIRM_ROUNDS) or self._late() or Verdict([], "though all are alive and take part")
-        )
+        verdict = self._look(_CONFIRM_ROUNDS) or self._late() or Verdict([], "though all are alive and take part")
         advice = "if this is their usual pace, raise sync_budget_seconds or send less"
         return Verdict(verdict.ranks, f"not done in {self._sync_budget_seconds:g} s, {verdict.reason}; {advice}")
+
+    def _look(self, patience_rounds: int) -> Verdict | None:
+        return self._heartbeat.look(patience_rounds, self.members)
 
     def _late(self) -> Verdict | None:
         return self._heartbeat.late(self._kind, self.members)
@@ -170,7 +171,7 @@ class WatchedGroup:
         """A connection broke; give the heart that stopped a few beats to show."""
         for _ in range(2 * _CONFIRM_ROUNDS):
             time.sleep(self._interval)
-            verdict = self._heartbeat.look(_CONFIRM_ROUNDS)
+            verdict = self._look(_CONFIRM_ROUNDS)
             if verdict is not None:
                 return Verdict(verdict.ranks, f"{verdict.reason} ({first_line(error)})")
         return self._late() or Verdict([], f"a connection broke, though all are alive ({first_line(error)})")
