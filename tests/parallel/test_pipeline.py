@@ -144,7 +144,7 @@ def evaluate_stages(mesh: Mesh, stages_per_rank: int) -> dict[str, torch.Tensor]
     losses = {}
     for name, spec in SPECS.items():
         model, stages, device_mesh = staged(replace(spec, dropout=0.3), mesh, stages_per_rank)
-        pipeline = Pipeline(stages, device_mesh)
+        pipeline = Pipeline(stages, device_mesh, torch.autocast("cpu", torch.bfloat16))
         pipeline.accumulate({"tokens": TOKENS})
         losses[name] = evaluations(model, lambda tokens, run=pipeline.evaluate: run({"tokens": tokens}))
         pipeline.accumulate({"tokens": TOKENS})
@@ -155,8 +155,8 @@ def evaluate_stages(mesh: Mesh, stages_per_rank: int) -> dict[str, torch.Tensor]
 @pytest.mark.parametrize(
     ("shard", "stages_per_rank", "reshard"), [(1, 1, True), (1, 2, True), (2, 1, True), (2, 1, False), (2, 2, True)]
 )
-def test_evaluation_sees_the_present_weights_without_dropout(shard, stages_per_rank, reshard):
-    """Between two steps, as anchors are evaluated."""
+def test_evaluation_sees_the_present_weights_exactly_and_without_dropout(shard, stages_per_rank, reshard):
+    """Between two steps in bfloat16, as anchors are evaluated: in float32."""
     mesh = Mesh(pp=2, shard=shard, reshard_after_forward=reshard)
     results = run_ranks(evaluate_stages, mesh.num_ranks, mesh, stages_per_rank)
     for name, spec in SPECS.items():

@@ -42,7 +42,7 @@ class Pipeline:
         Args:
             stages: this rank's; may be sharded by `fully_shard`, each as a whole.
             mesh: of this worker, with a dimension "pp".
-            precision: the context of forward passes (autocast).
+            precision: the context of forward passes in training (autocast).
         """
         self.stages = stages
         self.group = mesh.get_group("pp")
@@ -51,7 +51,7 @@ class Pipeline:
         self._schedules: dict[tuple[Any, ...], Any] = {}
         self._scale = 1.0  # of the loss, in the present pass
         for module in stages.modules.values():
-            module.forward = _within(precision or nullcontext(), module.forward)  # type: ignore[method-assign]
+            module.forward = _in_training(precision or nullcontext(), module.forward)  # type: ignore[method-assign]
 
     def accumulate(
         self, batch: dict[str, torch.Tensor], micro_batch_size: int | None = None, loss_scale: float = 1.0
@@ -183,12 +183,12 @@ def count_micro_batches(batch_size: int, micro_batch_size: int | None, num_ranks
     return number
 
 
-def _within(context: AbstractContextManager[Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, called within the context."""
+def _in_training(context: AbstractContextManager[Any], forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, called within the context wherever gradients are wanted."""
 
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with context:
-            return function(*args, **kwargs)
+    @wraps(forward)
+    def call(inputs: torch.Tensor) -> torch.Tensor:
+        with context if torch.is_grad_enabled() else nullcontext():
+            return forward(inputs)
 
     return call
