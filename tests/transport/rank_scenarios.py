@@ -29,13 +29,8 @@ def contract(rank):
     return run_checks(transport, rank // RANKS, int(os.environ["WORLD_SIZE"]) // RANKS)
 
 
-def join_only(rank, ranks_per_worker=(RANKS,) * 4, identities=None, expected_workers=None):
-    transport = TorchDist(
-        20,
-        identity=identities and identities[rank],
-        expected_workers=expected_workers,
-        ranks_per_worker=ranks_per_worker[rank],
-    )
+def join_only(rank, ranks_per_worker=(RANKS, RANKS), expected_workers=None):
+    transport = TorchDist(20, expected_workers=expected_workers, ranks_per_worker=ranks_per_worker[rank])
     try:
         transport.join(None)
     except UserError as error:
