@@ -12,9 +12,18 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PositiveInt, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from pydantic import NonNegativeInt as Count
 
 from isthmus.compress import COMPRESSORS
@@ -23,6 +32,7 @@ from isthmus.data import DATA
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES
 from isthmus.models import MODELS
 from isthmus.outer import MERGES
+from isthmus.parallel import Mesh
 from isthmus.transport import TRANSPORTS
 
 OUTER_OPTIMIZERS = Registry(
@@ -150,12 +160,17 @@ def _component(registry: Registry, path: str, *given: str) -> BeforeValidator:
     return BeforeValidator(lambda spec: check(registry, spec, path, given))
 
 
-def _read_schedule(value: Any) -> SyncSchedule:
-    if isinstance(value, SyncSchedule):
-        return value
-    if not isinstance(value, Mapping):
-        raise UserError(f"outer.schedule: expected {{local_steps: ..., ...}}, got {value!r}")
-    return SyncSchedule(**_arguments(SyncSchedule, value, "outer.schedule"))
+def _plain(component: type, path: str, example: str) -> BeforeValidator:
+    """Says that a field holds a value of this class, which has no other name than the field."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, component):
+            return value
+        if not isinstance(value, Mapping):
+            raise UserError(f"{path}: expected {{{example}: ..., ...}}, got {value!r}")
+        return component(**_arguments(component, value, path))
+
+    return BeforeValidator(read)
 
 
 def _read_micro_batch_size(value: Any) -> int | str | None:
@@ -173,7 +188,7 @@ def _known_split(name: str) -> str:
     return name
 
 
-_GIVEN_TO_TRANSPORTS = ("identity", "expected_workers", "rider", "say")
+_GIVEN_TO_TRANSPORTS = ("identity", "expected_workers", "ranks_per_worker", "rider", "say")
 
 
 class Section(BaseModel):
@@ -200,7 +215,7 @@ class OuterConfig(Section):
 
     recipe: str
     transport: Annotated[Spec, _component(TRANSPORTS, "outer.transport", *_GIVEN_TO_TRANSPORTS)]
-    schedule: Annotated[SyncSchedule, BeforeValidator(_read_schedule)] | None = None
+    schedule: Annotated[SyncSchedule, _plain(SyncSchedule, "outer.schedule", "local_steps")] | None = None
     compressor: Annotated[Spec, _component(COMPRESSORS, "outer.compressor")] | None = None
     merge: Annotated[Spec, _component(MERGES, "outer.merge")] | None = None
     optimizer: Annotated[Spec, _component(OUTER_OPTIMIZERS, "outer.optimizer", "params")] | None = None
@@ -230,6 +245,25 @@ class RunConfig(Section):
     inner: InnerConfig
     outer: OuterConfig
     train: TrainConfig
+    mesh: Annotated[Mesh, _plain(Mesh, "mesh", "shard")] = Mesh()  # of the ranks of a worker
+
+    @model_validator(mode="after")
+    def _mesh_fits(self) -> Self:
+        """What a worker of several ranks cannot do."""
+        mesh, inner, transport = self.mesh, self.inner, self.outer.transport["type"]
+        if mesh.num_ranks == 1:
+            return self
+        if TRANSPORTS.get(transport).limits.elastic:
+            raise UserError(f"mesh: with outer.transport {transport} a worker has one rank: use torch_dist")
+        if self.outer.schedule is None:
+            raise UserError(f"mesh: {self.outer.recipe} is for workers of one rank: use a recipe with an outer loop")
+        if inner.micro_batch_size == "auto":
+            raise UserError("inner.micro_batch_size: auto is for workers of one rank: set a number")
+        if inner.batch_size % mesh.shard:
+            raise UserError(f"inner.batch_size: {inner.batch_size} is no multiple of the {mesh.shard} shards: use one")
+        if inner.compile and mesh.pp > 1:
+            raise UserError("inner.compile: pipeline stages are not compiled: set it to false")
+        return self
 
 
 def parse(values: Mapping[str, Any]) -> RunConfig:

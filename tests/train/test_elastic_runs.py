@@ -35,8 +35,8 @@ def write(folder: Path, engine: str) -> Path:
     return path
 
 
-def launch(config: Path) -> subprocess.Popen:
-    command = [sys.executable, "-m", "isthmus", "launch", str(config)]
+def launch(config: Path, *options: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "isthmus", "launch", str(config), *options]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -73,7 +73,7 @@ def final_state(folder: Path, worker: int) -> dict:
 
 @pytest.mark.parametrize("engine", ["torchft", "hivemind"])
 def test_a_killed_worker_is_started_again_and_catches_up(tmp_path, engine):
-    """`isthmus launch` makes the lighthouse, or the first peer, itself."""
+    """`isthmus launch` makes the lighthouse, or the first peer, itself: another one when the run is resumed."""
     launcher = launch(write(tmp_path, engine))
     try:
         wait_for(launcher, lambda: len(syncs(tmp_path, 0)) > 10)
@@ -82,7 +82,11 @@ def test_a_killed_worker_is_started_again_and_catches_up(tmp_path, engine):
         wait_for(launcher, lambda: any(sync["num_peers"] == 2 for sync in syncs(tmp_path, 0)))
         wait_for(launcher, lambda: syncs(tmp_path, 0)[-1]["num_peers"] == 3)
         assert workers_of(launcher)[2] != victim
+        launcher.send_signal(signal.SIGINT)
+        output, _ = launcher.communicate(timeout=60)
+        assert f"go on with: isthmus launch {tmp_path}/run/config.yaml --resume" in output.replace("\n", "")
         (tmp_path / "go").touch()
+        launcher = launch(tmp_path / "run/config.yaml", "--resume")
         output, _ = launcher.communicate(timeout=200)
     finally:
         launcher.kill()

@@ -58,7 +58,7 @@ class SyncReport:
     fragment: str
     committed: bool
     num_peers: int
-    sent_bytes: int
+    sent_bytes: int  # by all ranks of this worker
     received_bytes: int
     seconds: float  # quorum to commit, by the transport's clock
     hidden_seconds: float  # the part of it during which this worker went on training

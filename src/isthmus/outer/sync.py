@@ -145,14 +145,15 @@ class Exchange:
             message = [mine - rest for mine, rest in zip(own, residual, strict=True)]
         else:
             message = own
+        sent, received = _bytes_of_worker(peers)
         end = self.transport.now()
         report = SyncReport(
             outer_step=sync.outer_step,
             fragment=fragment.name,
             committed=committed,
             num_peers=peers.size,
-            sent_bytes=peers.sent_bytes,
-            received_bytes=peers.received_bytes,
+            sent_bytes=sent,
+            received_bytes=received,
             seconds=end - start,
             hidden_seconds=0.0,
             norm=norm if committed else math.nan,
@@ -185,6 +186,13 @@ def arrived(outcome: Outcome) -> Future[Outcome]:
 def copy_dicts(state: State) -> State:
     """A copy of nested dicts that shares its tensors."""
     return {key: copy_dicts(value) if isinstance(value, dict) else value for key, value in state.items()}
+
+
+def _bytes_of_worker(peers: Peers) -> tuple[int, int]:
+    """Sent and received, by all ranks of this worker."""
+    parts = peers.gather_inside([torch.tensor([peers.sent_bytes, peers.received_bytes])])
+    sent, received = torch.stack([part for (part,) in parts]).sum(0).tolist()
+    return sent, received
 
 
 def _compare(mean: Tensors, own: Tensors, faulty: list[int], peers: Peers) -> tuple[float, float, list[int]]:

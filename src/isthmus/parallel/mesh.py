@@ -30,12 +30,13 @@ class Mesh:
     pp: int = 1
     shard: int = 1
     tp: int = 1
+    stages_per_rank: int = 1  # of a pipeline; with several, the 1F1B schedule is interleaved
     reshard_after_forward: bool = True  # FSDP2 frees gathered weights between a block's forward and backward pass
     mixed_precision: bool = False  # FSDP2 gathers and computes in bfloat16, reduces gradients in float32
     cpu_offload: bool = False  # FSDP2 keeps weights, gradients and optimizer state in CPU memory while a GPU computes
 
     def __post_init__(self) -> None:
-        for name in WORKER_DIMS:
+        for name in (*WORKER_DIMS, "stages_per_rank"):
             if getattr(self, name) < 1:
                 raise UserError(f"mesh: {name} is {getattr(self, name)}; choose at least 1")
 

@@ -69,7 +69,9 @@ RECIPES = Registry(
 )
 
 
-def attach(name: str, model: nn.Module, steps: int, local_steps: int | None = None) -> OuterLoop:
+def attach(
+    name: str, model: nn.Module, steps: int, local_steps: int | None = None, ranks_per_worker: int = 1
+) -> OuterLoop:
     """Join the other workers (torchrun's ranks) and train `model` with them, in a training loop of one's own.
 
     Call `step()` of the result after every inner step, `finish()` at the end. The model must be on its device and
@@ -80,9 +82,12 @@ def attach(name: str, model: nn.Module, steps: int, local_steps: int | None = No
         model: each worker's own, not wrapped in DistributedDataParallel.
         steps: inner steps of the whole run.
         local_steps: inner steps between two syncs (H); None: the recipe's own.
+        ranks_per_worker: over which `model` is sharded already, by FSDP2 for instance: as many consecutive ranks are
+            one worker.
     """
-    _, num_workers = find_world()
-    return RECIPES.get(name)(Plan(num_workers, steps, local_steps)).outer_loop(model, TorchDist())
+    _, num_ranks = find_world()
+    plan = Plan(num_ranks // ranks_per_worker, steps, local_steps)
+    return RECIPES.get(name)(plan).outer_loop(model, TorchDist(ranks_per_worker=ranks_per_worker))
 
 
 MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section

@@ -11,16 +11,23 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from isthmus.compress import COMPRESSORS
 from isthmus.config import OUTER_OPTIMIZERS, RunConfig, build, dump, factory, flat
 from isthmus.core import SPLITS, State, UserError
 from isthmus.data import DATA, Corpus
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES, SupervisedStep
+from isthmus.inner.pipelined import PipelinedStep
 from isthmus.models import MODELS, ModelSpec
+from isthmus.models.stages import cut
 from isthmus.outer import MERGES, OuterLoop
+from isthmus.parallel import apply_fsdp, apply_tp, tensor_plan
+from isthmus.parallel.pipeline import Stages
 from isthmus.train.data_parallel import DataParallel
 from isthmus.transport import TRANSPORTS, Transport
+
+MEETING_PLACE = "MEETING_PLACE"  # environment variable of a launcher's workers: more of `outer.transport`, as JSON
 
 _PLACES = ("host", "lighthouse", "initial_peers", "identity_folder", "listen", "announce", "relay")
 # what may differ between workers
@@ -50,10 +57,28 @@ def is_elastic(config: RunConfig) -> bool:
 def build_transport(config: RunConfig, **more: Any) -> Transport:
     """The transport, not yet joined; it compares configurations when it is."""
     shared = {key: str(value) for key, value in shared_keys(config).items()}
-    transport: Transport = build(
-        TRANSPORTS, config.outer.transport, identity=shared, expected_workers=config.train.workers, **more
-    )
+    if config.mesh.num_ranks > 1:
+        more["ranks_per_worker"] = config.mesh.num_ranks
+    spec = config.outer.transport | json.loads(os.environ.get(MEETING_PLACE, "{}"))
+    transport: Transport = build(TRANSPORTS, spec, identity=shared, expected_workers=config.train.workers, **more)
     return transport
+
+
+def spread(config: RunConfig, spec: ModelSpec, model: nn.Module, device_mesh: DeviceMesh | None) -> Stages | None:
+    """Leave of a whole model what this rank of a worker trains, in place; the stages, where it is a pipeline."""
+    mesh = config.mesh
+    if device_mesh is None:
+        return None
+    plan = tensor_plan(spec, mesh.tp)
+    if mesh.pp == 1:
+        parts, stages = [model], None
+    else:
+        stages = cut(spec, model, device_mesh.get_local_rank("pp"), mesh.pp, mesh.stages_per_rank)
+        parts = list(stages.modules.values())
+    for part in parts:
+        apply_tp(part, plan, device_mesh)
+        apply_fsdp(part, mesh, device_mesh)
+    return stages
 
 
 def build_method(config: RunConfig, model: nn.Module, **more: Any) -> OuterLoop | DataParallel:
@@ -73,18 +98,21 @@ def build_method(config: RunConfig, model: nn.Module, **more: Any) -> OuterLoop 
     )
 
 
-def build_inner_step(config: RunConfig, model: nn.Module, module: nn.Module) -> SupervisedStep:
-    """The inner step of `module`, which is `model` or a wrapper around it."""
+def build_inner_step(
+    config: RunConfig, model: nn.Module, module: nn.Module, device_mesh: DeviceMesh | None, stages: Stages | None
+) -> SupervisedStep:
+    """The inner step of `module`, which is `model` or a wrapper around it, or of the stages `model` is cut into."""
     inner = config.inner
-    return SupervisedStep(
-        module,
-        build(INNER_OPTIMIZERS, inner.optimizer).build(model),
-        build(LR_SCHEDULES, inner.lr_schedule).over(config.train.steps),
-        micro_batch_size=None if inner.micro_batch_size == "auto" else inner.micro_batch_size,
-        clip_norm=inner.clip_norm,
-        precision=inner.precision,
-        compile=inner.compile,
-    )
+    optimizer = build(INNER_OPTIMIZERS, inner.optimizer).build(model)
+    lr_schedule = build(LR_SCHEDULES, inner.lr_schedule).over(config.train.steps)
+    options: dict[str, Any] = {
+        "micro_batch_size": None if inner.micro_batch_size == "auto" else inner.micro_batch_size,
+        "clip_norm": inner.clip_norm,
+        "precision": inner.precision,
+    }
+    if stages is not None and device_mesh is not None:
+        return PipelinedStep(model, stages, device_mesh, optimizer, lr_schedule, **options)
+    return SupervisedStep(module, optimizer, lr_schedule, **options, compile=inner.compile, mesh=device_mesh)
 
 
 def shared_keys(config: RunConfig) -> dict[str, Any]:
@@ -99,7 +127,16 @@ def config_hash(config: RunConfig) -> str:
 
 def layout(config: RunConfig, model: nn.Module) -> dict[str, Any]:
     """What must be equal for a checkpoint to fit: the method, the model, and what positions are positions in."""
-    kept = ("model.", "data.", "outer.", "train.workers", "train.seed", "inner.optimizer.type", "inner.batch_size")
+    kept = (
+        "model.",
+        "data.",
+        "outer.",
+        "mesh.",
+        "train.workers",
+        "train.seed",
+        "inner.optimizer.type",
+        "inner.batch_size",
+    )
     shared = {key: value for key, value in shared_keys(config).items() if key.startswith(kept)}
     shared = {key: value for key, value in shared.items() if not key.startswith("outer.transport.")}
     shapes = {f"parameter {name}": f"{list(p.shape)} {p.dtype}" for name, p in model.named_parameters()}

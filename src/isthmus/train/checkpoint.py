@@ -1,6 +1,6 @@
-"""Checkpoints of one worker: complete, checked by hash, never half written.
+"""Checkpoints of one worker, or of each of its ranks: complete, checked by hash, never half written.
 
-    checkpoints/step-00000200/worker-0/state.safetensors   tensors
+    checkpoints/step-00000200/worker-0/state.safetensors   tensors (worker-0-rank-1: those of its second rank)
                                        state.json          everything else, with the tensors' numbers in their places
                                        manifest.json       step, layout, size and sha256 of both files, and its own
 
@@ -37,17 +37,17 @@ class NotSaved(Exception):
 
 
 class Checkpoints:
-    """The checkpoints of one worker.
+    """The checkpoints of one process.
 
     Args:
         folder: of all workers and steps.
-        worker: number of this worker.
+        name: of this process, as in `folder.name_of`.
         layout: of the run; a checkpoint of another one is refused.
         say: receives a line about every damaged file.
     """
 
-    def __init__(self, folder: Path, worker: int, layout: Layout, say: Callable[[str], None] = print) -> None:
-        self.folder, self.worker, self.layout, self.say = folder, worker, layout, say
+    def __init__(self, folder: Path, name: str, layout: Layout, say: Callable[[str], None] = print) -> None:
+        self.folder, self.name, self.layout, self.say = folder, name, layout, say
 
     def save(self, step: int, state: State) -> None:
         """Write the state after `step`; on return it has reached the disk.
@@ -147,17 +147,17 @@ class Checkpoints:
 
     def discard_half_done(self) -> None:
         """Delete what a kill has left half written, or half deleted."""
-        for before in self.folder.glob(f"step-*/worker-{self.worker}.old"):
+        for before in self.folder.glob(f"step-*/{self.name}.old"):
             if not before.with_suffix("").exists():  # killed just when the new one was to take its place
                 before.rename(before.with_suffix(""))
-        for half_done in self.folder.glob(f"step-*/worker-{self.worker}.*"):
+        for half_done in self.folder.glob(f"step-*/{self.name}.*"):
             shutil.rmtree(half_done)
 
     def _path(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}" / f"worker-{self.worker}"
+        return self.folder / f"step-{step:08d}" / self.name
 
     def _steps(self) -> list[int]:
-        return [int(path.parent.name[5:]) for path in self.folder.glob(f"step-*/worker-{self.worker}")]
+        return [int(path.parent.name[5:]) for path in self.folder.glob(f"step-*/{self.name}")]
 
     def _delete(self, step: int) -> None:
         self._path(step).rename(self._path(step).with_suffix(".tmp"))  # a kill must not leave half a checkpoint

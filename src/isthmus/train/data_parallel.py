@@ -4,8 +4,6 @@ import ctypes
 import math
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -88,15 +86,6 @@ class DataParallel:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state."""
         self._steps = state_dict["steps"]
-
-    @contextmanager
-    def peers_named(self) -> Iterator[None]:
-        """Turn the failure of a collective into `PeerLost` with a name, where somebody is gone."""
-        try:
-            yield
-        except RuntimeError:
-            self.transport.commit(self.transport.quorum(self._steps), False)
-            raise
 
     # torch compares the annotations of a hook with its own types: no `from __future__ import annotations` in this file
     def _all_reduce(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

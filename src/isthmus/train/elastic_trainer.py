@@ -37,7 +37,7 @@ class ElasticTrainer(Trainer):
         usable = self.checkpoints.usable()
         if usable and self.method.transport_state["version"] > 0:
             state = self.checkpoints.load(max(usable))
-            self.inner_step.load_state_dict(state["inner_step"])
+            self._restore_inner_step(state["inner_step"])
             self.totals = Totals(**state["totals"])
         elif usable:
             self._become(self.checkpoints.load(max(usable)), max(usable))
@@ -57,7 +57,7 @@ class ElasticTrainer(Trainer):
             if finished:
                 self._evaluate()
             self._save(finished, last=True)
-            self.method.close()
+            self._leave()
         except TransportError as error:
             self.metrics.write("fault", step=self.position, reason=str(error))
             raise

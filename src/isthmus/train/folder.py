@@ -12,9 +12,14 @@ from typing import Any
 from isthmus.train.metrics import join_parts
 
 
-def metrics_path(run_dir: Path, worker: int) -> Path:
-    """Where a worker's metrics lie."""
-    return run_dir / "metrics" / f"worker-{worker}.jsonl"
+def name_of(worker: int, rank: int = 0) -> str:
+    """What the files of a process are called after: 'worker-1', or of a worker's other ranks 'worker-1-rank-2'."""
+    return f"worker-{worker}" + (f"-rank-{rank}" if rank else "")
+
+
+def metrics_path(run_dir: Path, worker: int, rank: int = 0) -> Path:
+    """Where the metrics of a worker, or of one of its other ranks, lie."""
+    return run_dir / "metrics" / f"{name_of(worker, rank)}.jsonl"
 
 
 def write_summary(run_dir: Path, part: dict[str, Any], num_workers: int) -> None:

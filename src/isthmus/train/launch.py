@@ -23,10 +23,11 @@ from rich.console import Console
 from isthmus.config import RunConfig, dump
 from isthmus.core import UserError
 from isthmus.recipes.load import ENVIRONMENT_PREFIX
-from isthmus.train.assemble import is_elastic
-from isthmus.train.folder import metrics_path
+from isthmus.train.assemble import MEETING_PLACE, is_elastic
+from isthmus.train.folder import metrics_path, name_of
 from isthmus.train.progress import LiveProgress
 from isthmus.train.record import Record
+from isthmus.transport.rendezvous import Ranks
 from isthmus.transport.torchft.lighthouse import lighthouse
 
 _POLL_SECONDS = 0.1
@@ -67,16 +68,16 @@ def launch(config: RunConfig, console: Console, resume: bool = False, name: str 
     if not resume and metrics_path(run_dir, 0).exists():
         raise UserError(f"{run_dir} holds a run already: go on with it by --resume, or choose another train.run_dir")
     with meeting_place(config) as known:
-        outer = config.outer.model_copy(update={"transport": config.outer.transport | known})
-        return _run(config.model_copy(update={"outer": outer}), console, resume, name)
+        return _run(config, known, console, resume, name)
 
 
-def _run(config: RunConfig, console: Console, resume: bool, name: str) -> Record | None:
+def _run(config: RunConfig, known: dict[str, Any], console: Console, resume: bool, name: str) -> Record | None:
     run_dir, workers = Path(config.train.run_dir), config.train.workers
-    console.print(f"{name}: {workers} worker{'s'[: workers - 1]}, {config.train.steps} steps, into {run_dir}")
+    ranks = f" of {config.mesh.num_ranks} ranks" if config.mesh.num_ranks > 1 else ""
+    console.print(f"{name}: {workers} worker{'s'[: workers - 1]}{ranks}, {config.train.steps} steps, into {run_dir}")
     with (
         _counted_signals() as signals,
-        Workers(config, resume) as processes,
+        Workers(config, resume, known) as processes,
         LiveProgress(run_dir, name, workers, config.train.steps, console) as progress,
     ):
         while processes.running():
@@ -122,18 +123,25 @@ def how_to_resume(run_dir: Path) -> str:
 
 
 class Workers:
-    """One process `isthmus train` a worker, each with its share of the cores and its log `logs/worker-k.log`.
+    """One process `isthmus train` a rank, each with its share of the cores and a log such as `logs/worker-k.log`.
 
     They hang on a pipe from this process, through which they are told to stop; they end when it ends.
+
+    Args:
+        config: the run.
+        resume: go on from the newest checkpoint.
+        known: of `outer.transport`, what holds for this launch alone; the run's own configuration does not keep it.
     """
 
-    def __init__(self, config: RunConfig, resume: bool) -> None:
+    def __init__(self, config: RunConfig, resume: bool, known: dict[str, Any] | None = None) -> None:
+        self._known = known or {}
         self.config, self.run_dir = config, Path(config.train.run_dir)
         self.stopping = False
         self._resume = resume
         self._processes: list[subprocess.Popen[bytes]] = []
         self._elastic = is_elastic(config)
-        self._num_deaths = [0] * config.train.workers
+        self._num_ranks = config.train.workers * config.mesh.num_ranks
+        self._num_deaths = [0] * self._num_ranks
 
     def __enter__(self) -> Self:
         """Start all."""
@@ -144,17 +152,17 @@ class Workers:
         command = [sys.executable, "-m", "isthmus", "train", str(path), "--on-leash"]
         world = self._world()
         self._start = partial(self._start_one, command, world)
-        self._processes = [self._start(worker) for worker in range(self.config.train.workers)]
+        self._processes = [self._start(rank) for rank in range(self._num_ranks)]
         return self
 
-    def _start_one(self, command: list[str], world: dict[str, str], worker: int) -> subprocess.Popen[bytes]:
-        with self._log(worker).open("ab") as log:
+    def _start_one(self, command: list[str], world: dict[str, str], rank: int) -> subprocess.Popen[bytes]:
+        with self._log(rank).open("ab") as log:
             return subprocess.Popen(
-                [*command, *["--resume"][: self._resume or self._num_deaths[worker]]],
+                [*command, *["--resume"][: self._resume or self._num_deaths[rank]]],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=world | {"RANK": str(worker), "LOCAL_RANK": str(worker)},
+                env=world | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                 process_group=0,  # the terminal's Ctrl-C reaches the launcher alone
             )
 
@@ -211,13 +219,13 @@ class Workers:
 
     def _world(self) -> dict[str, str]:
         """The environment of all workers. The configuration they are given is final, so no layer of it is inherited."""
-        workers = self.config.train.workers
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
         return inherited | {
-            "WORLD_SIZE": str(workers),
+            "WORLD_SIZE": str(self._num_ranks),
+            MEETING_PLACE: json.dumps(self._known),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": os.environ.get("MASTER_PORT") or str(_free_port()),
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cores() // workers)),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cores() // self._num_ranks)),
         }
 
     def _explain(self) -> None:
@@ -225,19 +233,17 @@ class Workers:
         deadline = time.monotonic() + _GRACE_SECONDS
         while time.monotonic() < deadline and None in [process.poll() for process in self._processes]:
             time.sleep(_POLL_SECONDS)
-        failed = [(process.returncode, worker) for worker, process in enumerate(self._processes) if process.returncode]
-        code, worker = min(failed, key=lambda item: (item[0] != 2, item[0]))
-        log = self._log(worker)
+        failed = [(process.returncode, rank) for rank, process in enumerate(self._processes) if process.returncode]
+        code, rank = min(failed, key=lambda item: (item[0] != 2, item[0]))
+        log, name = self._log(rank), Ranks(self._num_ranks, self.config.mesh.num_ranks).name(rank)
         if code == 2:
             raise UserError(_last_words(log))
         if code < 0:
-            raise WorkerFailed(
-                f"worker {worker} was killed by {signal.Signals(-code).name}; {how_to_resume(self.run_dir)}"
-            )
-        raise WorkerFailed(f"worker {worker} failed: {_last_words(log)} (all of it: {log})")
+            raise WorkerFailed(f"{name} was killed by {signal.Signals(-code).name}; {how_to_resume(self.run_dir)}")
+        raise WorkerFailed(f"{name} failed: {_last_words(log)} (all of it: {log})")
 
-    def _log(self, worker: int) -> Path:
-        return self.run_dir / "logs" / f"worker-{worker}.log"
+    def _log(self, rank: int) -> Path:
+        return self.run_dir / "logs" / f"{name_of(*divmod(rank, self.config.mesh.num_ranks))}.log"
 
 
 def follow_launcher() -> None:

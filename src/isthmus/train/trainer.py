@@ -1,4 +1,4 @@
-"""One worker of a run: the loop around inner step and outer loop."""
+"""One worker of a run, or one rank of it: the loop around inner step and outer loop."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from isthmus.config import RunConfig, dump
 from isthmus.core import State, SyncReport, UserError
 from isthmus.data import Corpus
 from isthmus.inner.micro_batch import find_fastest
+from isthmus.inner.pipelined import PipelinedStep
 from isthmus.outer import OuterLoop, anchored
+from isthmus.parallel.state import load_local_model, local_state, sharded_optimizer_state
 from isthmus.train import assemble
 from isthmus.train.checkpoint import Checkpoints, NotSaved, Unsaved, reason_of
 from isthmus.train.data_parallel import DataParallel
 from isthmus.train.evaluate import evaluate
-from isthmus.train.folder import metrics_path, say, write_file, write_summary
+from isthmus.train.folder import metrics_path, name_of, say, write_file, write_summary
 from isthmus.train.metrics import MetricsFile, Totals
+from isthmus.train.place import Place, peers_named
 from isthmus.train.stopping import Stopping
 from isthmus.transport import Transport, TransportError
 from isthmus.transport.rendezvous import open_store
@@ -31,24 +34,28 @@ _MOST_CHECKPOINTS = 64  # that workers compare when they resume
 
 
 class Trainer:
-    """One worker, connected to the others."""
+    """One worker, connected to the others; where it has several ranks, one of them."""
 
-    def __init__(self, config: RunConfig, worker: int) -> None:
-        self.config, self.worker, self.run_dir = config, worker, Path(config.train.run_dir)
+    def __init__(self, config: RunConfig, place: Place) -> None:
+        self.config, self.place, self.run_dir = config, place, Path(config.train.run_dir)
+        self.worker = place.worker
         model_spec = assemble.build_model_spec(config)
         corpus = assemble.open_data(config, model_spec)
         self.device = assemble.choose_device()
         self.model = model_spec.build(config.train.seed).to(self.device)
+        self._num_parameters = sum(param.numel() for param in self.model.parameters())
+        stages = assemble.spread(config, model_spec, self.model, place.device_mesh)
         self.stream = self._open_stream(corpus)
         num_sequences = config.train.eval_batches * config.inner.batch_size
-        self.validation = corpus.validation(config.inner.batch_size, num_sequences) if worker == 0 else []
-        self.checkpoints = Checkpoints(self.run_dir / "checkpoints", worker, assemble.layout(config, self.model), say)
+        self.validation = corpus.validation(config.inner.batch_size, num_sequences) if self.worker == 0 else []
+        name = name_of(self.worker, place.rank)
+        self.checkpoints = Checkpoints(self.run_dir / "checkpoints", name, assemble.layout(config, self.model), say)
         self.totals = Totals()
         self.eval_loss: float | None = None
         self.method: OuterLoop | DataParallel = self._build_method()
         self.clock = self.method.transport.now
         module = self.method.module if isinstance(self.method, DataParallel) else self.model
-        self.inner_step = assemble.build_inner_step(config, self.model, module)
+        self.inner_step = assemble.build_inner_step(config, self.model, module, place.device_mesh, stages)
         self._metrics_bytes = 0
         self._saved_step = -1
         self._not_saved: NotSaved | None = None  # the last checkpoint could not be written
@@ -58,7 +65,7 @@ class Trainer:
             (sample,) = corpus.validation(config.inner.batch_size, config.inner.batch_size)
             self.inner_step.micro_batch_size = find_fastest(self.inner_step, sample)
             say(f"micro-batches of {self.inner_step.micro_batch_size} are the fastest here")
-        assemble.seed_generators(config.train.seed, worker)
+        assemble.seed_generators(config.train.seed, place.dropout_seed)
 
     def restore(self) -> None:
         """Become what the newest checkpoint says that all workers hold undamaged."""
@@ -76,8 +83,8 @@ class Trainer:
 
     def _become(self, state: State, step: int) -> None:
         """Stand where a checkpoint stands."""
-        self.model.load_state_dict(state["model"])
-        self.inner_step.load_state_dict(state["inner_step"])
+        load_local_model(self.model, state["model"])
+        self._restore_inner_step(state["inner_step"])
         self._restore_stream(state["stream"])
         self.totals = Totals(**state["totals"])
         self._metrics_bytes = state["metrics_bytes"]
@@ -90,26 +97,26 @@ class Trainer:
         """Train from where this worker stands; returns its part of the summary."""
         self._open_folder()
         transport, steps = self.method.transport, self.config.train.steps
-        num_workers = transport.num_workers
-        store = HashStore() if num_workers == 1 else open_store()[0]
-        self._unsaved = Unsaved(HashStore() if num_workers == 1 else open_store()[0])
+        num_ranks = self.place.num_ranks
+        store = HashStore() if num_ranks == 1 else open_store()[0]
+        self._unsaved = Unsaved(HashStore() if num_ranks == 1 else open_store()[0])
         budget_seconds = self.config.outer.transport["sync_budget_seconds"]
         if self._saved_step < 0 and self.config.train.checkpoint_every:
             self._save(finished=False)
             transport.commit(transport.quorum(0), True)  # all have tried: killed at any step, the run can go on
         try:
-            with Stopping(store, self.worker, num_workers, budget_seconds) as stopping:
+            with Stopping(store, self.place.world_rank, num_ranks, budget_seconds) as stopping:
                 while self.totals.steps < steps and stopping.may_start(self.totals.steps + 1):
                     self._train_step()
                 finished = self.totals.steps == steps
                 self._conclude(finished)
-            self.method.close()
+            self._leave()
         except TransportError as error:
             self.metrics.write("fault", step=self.totals.steps, reason=str(error))
             raise
         finally:
             self.metrics.close()
-        if not finished and self.worker == 0:
+        if not finished and self.place.world_rank == 0:
             how = f"isthmus train {self.run_dir}/config.yaml --resume"
             say(f"stopped after step {self.totals.steps}; go on with: {how}")
         return self._end(finished)
@@ -119,8 +126,8 @@ class Trainer:
         train = self.config.train
         batch = {name: tensor.to(self.device) for name, tensor in next(self.stream).items()}
         begin = self.clock()
-        with self.method.peers_named() if isinstance(self.method, DataParallel) else nullcontext():
-            metrics = self.inner_step(batch)
+        with peers_named(self.method.transport) if self._shares_gradients else nullcontext():
+            metrics = self.inner_step(self.place.own_rows(batch))
         reports = self.method.step()
         self.totals.count_step(self.stream.tokens_per_batch, self.clock() - begin, metrics["skipped"] > 0)
         step, before = self.position, self._last_position
@@ -142,6 +149,11 @@ class Trainer:
             self._save(finished=False)
 
     @property
+    def _shares_gradients(self) -> bool:
+        """Whether an inner step needs other processes."""
+        return isinstance(self.method, DataParallel) or self.place.mesh.num_ranks > 1
+
+    @property
     def position(self) -> int:
         """Steps of the whole run that are done."""
         return self.totals.steps
@@ -152,6 +164,10 @@ class Trainer:
     def _stream_state(self) -> State:
         state: State = self.stream.state_dict()
         return state
+
+    def _restore_inner_step(self, state: State) -> None:
+        optimizer = sharded_optimizer_state(self.inner_step.optimizer, state["optimizer"])
+        self.inner_step.load_state_dict({**state, "optimizer": optimizer})
 
     def _restore_stream(self, state: State) -> None:
         self.stream.load_state_dict(state)
@@ -166,6 +182,11 @@ class Trainer:
             self._evaluate()
         if finished or self._saved_step != self.position:
             self._save(finished, last=True)
+
+    def _leave(self) -> None:
+        """Disconnect; the ranks of a worker need each other for its hash."""
+        self._anchor_hash = self.method.anchor_hash()
+        self.method.close()
 
     def _note(self, reports: list[SyncReport]) -> None:
         """Write down and count syncs; they prove which checkpoints everybody has, so older ones can go."""
@@ -189,7 +210,7 @@ class Trainer:
             )
 
     def _evaluate(self) -> None:
-        """The loss of the anchor, or of the model where there is none; worker 0 does it."""
+        """The loss of the anchor, or of the model where there is none; worker 0 does it, with all its ranks."""
         if self.worker != 0:
             return
         if isinstance(self.method, DataParallel):
@@ -197,15 +218,16 @@ class Trainer:
         else:
             subject, look = "anchor", anchored(self.method.fragments)
         with torch.no_grad(), look:
-            self.eval_loss = evaluate(self.model, self.validation, self.device)
+            forward = self.inner_step.pipeline.evaluate if isinstance(self.inner_step, PipelinedStep) else None
+            self.eval_loss = evaluate(self.model, self.validation, self.device, forward)
         self.metrics.write("eval", step=self.position, loss=self.eval_loss, of=subject)
 
     def _save(self, finished: bool, last: bool = False) -> None:
         """Write a checkpoint. Where that cannot be, training goes on, and the next one is tried when it is due."""
         state = {
-            "model": self.model.state_dict(),
+            "model": local_state(self.model.state_dict()),
             "method": self.method.state_dict(),
-            "inner_step": self.inner_step.state_dict(),
+            "inner_step": local_state(self.inner_step.state_dict()),
             "stream": self._stream_state(),
             "generators": assemble.generator_state(),
             "totals": asdict(self.totals),
@@ -225,11 +247,13 @@ class Trainer:
 
     def _open_folder(self) -> None:
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        (self.run_dir / f"worker-{self.worker}.json").unlink(missing_ok=True)
+        if self.place.speaks:
+            (self.run_dir / f"worker-{self.worker}.json").unlink(missing_ok=True)
         path = self.run_dir / "config.yaml"
-        if self.worker == 0 or not path.exists():  # the folder may be this worker's alone
+        if self.place.world_rank == 0 or not path.exists():  # the folder may be this worker's alone
             write_file(path, yaml.safe_dump(dump(self.config), sort_keys=False))
-        self.metrics = MetricsFile(metrics_path(self.run_dir, self.worker), self._metrics_bytes, say)
+        path = metrics_path(self.run_dir, self.worker, self.place.rank)
+        self.metrics = MetricsFile(path, self._metrics_bytes, say)
 
     def _end(self, finished: bool) -> dict[str, Any]:
         """Write the summary; raise what could not be kept."""
@@ -250,24 +274,28 @@ class Trainer:
             "workers": num_workers,
             "finished": finished,
             "tokens_per_worker": totals.tokens,
-            "num_parameters": sum(param.numel() for param in self.model.parameters()),
+            "num_parameters": self._num_parameters,
             "eval_loss": self.eval_loss,
             "eval_perplexity": None if self.eval_loss is None else math.exp(self.eval_loss),
-            "anchor_hash": self.method.anchor_hash(),
+            "anchor_hash": self._anchor_hash,
             "config_hash": assemble.config_hash(self.config),
             "micro_batch_size": self.inner_step.micro_batch_size or self.config.inner.batch_size,
             "compute_seconds": totals.compute_seconds,
             **asdict(totals),
             "steps": self.position,
         }
-        write_summary(self.run_dir, part, num_workers)
+        if self.place.speaks:
+            write_summary(self.run_dir, part, num_workers)
         return part
 
 
 def newest_common(steps: list[int], transport: Transport) -> int | None:
-    """The largest step that is in everybody's list; to be called by all workers, before any sync."""
-    own = torch.full((_MOST_CHECKPOINTS,), -1, dtype=torch.int64)
-    newest = sorted(steps)[-_MOST_CHECKPOINTS:]
-    own[: len(newest)] = torch.tensor(newest, dtype=torch.int64)
-    lists = [set(theirs.tolist()) for (theirs,) in transport.quorum(0).gather([own])]
-    return max((step for step in set.intersection(*lists) if step >= 0), default=None)
+    """The largest step that is in everybody's list; to be called by all ranks, before any sync."""
+    peers = transport.quorum(0)
+    for gather in (peers.gather_inside, peers.gather):  # then all ranks of all workers know
+        own = torch.full((_MOST_CHECKPOINTS,), -1, dtype=torch.int64)
+        newest = sorted(steps)[-_MOST_CHECKPOINTS:]
+        own[: len(newest)] = torch.tensor(newest, dtype=torch.int64)
+        lists = [{step for step in theirs.tolist() if step >= 0} for (theirs,) in gather([own])]
+        steps = list(set.intersection(*lists))
+    return max(steps, default=None)

@@ -1,8 +1,7 @@
-"""One worker of a run, from a configuration."""
+"""One worker of a run, or one rank of it, from a configuration."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ from isthmus.core import UserError
 from isthmus.train import assemble
 from isthmus.train.elastic_trainer import ElasticTrainer
 from isthmus.train.folder import metrics_path
+from isthmus.train.place import find_place
 from isthmus.train.trainer import Trainer
-from isthmus.transport.rendezvous import find_world
 
 
 def train(config: RunConfig, resume: bool = False) -> dict[str, Any]:
@@ -33,12 +32,10 @@ def train(config: RunConfig, resume: bool = False) -> dict[str, Any]:
         TransportError: other workers are gone, or differ.
         NotSaved: the last checkpoint or the summary could not be written.
     """
-    elastic = assemble.is_elastic(config)
-    worker = int(os.environ.get("RANK", "0")) if elastic else find_world()[0]
-    run_dir = Path(config.train.run_dir)
-    if not resume and metrics_path(run_dir, worker).exists():
+    place, run_dir = find_place(config), Path(config.train.run_dir)
+    if not resume and metrics_path(run_dir, place.worker, place.rank).exists():
         raise UserError(f"{run_dir} holds a run already: go on with it by --resume, or choose another train.run_dir")
-    trainer = (ElasticTrainer if elastic else Trainer)(config, worker)
+    trainer = (ElasticTrainer if assemble.is_elastic(config) else Trainer)(config, place)
     if resume:
         trainer.restore()
     return trainer.run()

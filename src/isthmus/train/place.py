@@ -1,0 +1,85 @@
+"""Where a process stands: which worker it is, and which of its ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from isthmus.config import RunConfig
+from isthmus.inner.step import Batch
+from isthmus.parallel import Mesh, open_mesh
+from isthmus.train.assemble import choose_device, is_elastic
+from isthmus.transport import Transport
+from isthmus.transport.rendezvous import Ranks, find_world, initialise
+from isthmus.transport.torch_dist import JOIN_BUDGETS
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process of a run."""
+
+    worker: int
+    rank: int = 0  # inside the worker
+    num_ranks: int = 1  # of the whole world
+    mesh: Mesh = field(default_factory=Mesh)
+    device_mesh: DeviceMesh | None = None  # [worker, pp, shard, tp], where a worker has several ranks
+
+    @property
+    def world_rank(self) -> int:
+        """Its number among all."""
+        return self.worker * self.mesh.num_ranks + self.rank
+
+    @property
+    def speaks(self) -> bool:
+        """Whether it writes and says what concerns the whole worker."""
+        return self.rank == 0
+
+    @property
+    def dropout_seed(self) -> int:
+        """Equal only for ranks that compute the same: those of one slice of tensor parallelism."""
+        return self.world_rank // self.mesh.tp
+
+    def own_rows(self, batch: Batch) -> Batch:
+        """This rank's slice of the worker's batch."""
+        if self.mesh.shard == 1:
+            return batch
+        shard = self.mesh.coordinates(self.rank).shard
+        return {name: tensor.chunk(self.mesh.shard)[shard] for name, tensor in batch.items()}
+
+
+def find_place(config: RunConfig) -> Place:
+    """Where the launcher has put this process; the ranks of workers that have several meet.
+
+    Raises:
+        UserError: the launcher started too many or too few, or they cannot meet.
+    """
+    if is_elastic(config):
+        return Place(int(os.environ.get("RANK", "0")))
+    rank, size = find_world()
+    mesh, workers = config.mesh, config.train.workers
+    if mesh.num_ranks == 1:
+        return Place(rank, num_ranks=size)
+    ranks = Ranks(size, mesh.num_ranks)
+    ranks.check(workers)
+    device = choose_device()
+    if not dist.is_initialized():
+        backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        seconds = JOIN_BUDGETS * config.outer.transport["sync_budget_seconds"]
+        initialise(backend, seconds, ranks.name(rank))
+    worker, inside = divmod(rank, mesh.num_ranks)
+    return Place(worker, inside, size, mesh, open_mesh(mesh, workers, device.type))
+
+
+@contextmanager
+def peers_named(transport: Transport) -> Iterator[None]:
+    """Turn the failure of a collective inside a training step into `PeerLost` with a name, where somebody is gone."""
+    try:
+        yield
+    except RuntimeError:
+        transport.commit(transport.quorum(0), False)
+        raise
