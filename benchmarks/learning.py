@@ -46,7 +46,7 @@ WITH_H: dict[str, tuple[str, ...]] = {
     "dilocox": ("outer.recipe=dilocox",),
     "dct_momentum": ("outer.recipe=dct_momentum",),
     "sparseloco": ("outer.recipe=sparseloco",),
-    "diloco, muon inside": ("outer.recipe=diloco", MUON, "outer.optimizer={lr: 0.7, momentum: 0.6}"),
+    "diloco, muon inside": ("outer.recipe=muloco", "outer.compressor={type: cast}"),
 }
 
 

@@ -51,11 +51,14 @@ def split_strided(model: nn.Module, num_fragments: int) -> list[Fragment]:
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     name, blocks = max(lists, key=lambda item: len(item[1]), default=("", nn.ModuleList()))
     if len(blocks) < num_fragments:
-        raise UserError(f"the model has {len(blocks)} blocks, fewer than {num_fragments} fragments: use fewer")
+        raise UserError(
+            f"the model, or this stage of it, has {len(blocks)} blocks, fewer than {num_fragments} fragments: use fewer"
+        )
+    places = {number: place for place, (number, _) in enumerate(blocks.named_children())}  # a stage has only some
     owner = {}
     for key in _trainable(model):
         if key.startswith(f"{name}."):
-            owner[key] = int(key[len(name) + 1 :].split(".", 1)[0]) % num_fragments
+            owner[key] = places[key[len(name) + 1 :].split(".", 1)[0]] % num_fragments
     return _assemble(model, owner, num_fragments)
 
 

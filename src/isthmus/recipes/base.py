@@ -91,8 +91,6 @@ def attach(
 
 
 MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section
-MUON_OUTER: Spec = {"type": "sgd", "lr": 0.7, "momentum": 0.6, "nesterov": True}  # MuLoCo's, arXiv 2505.23725
-
 _LARGE_H = 8
 _MANY_OUTER_STEPS = 500  # from here on a run is long, as in the papers, and their momentum is right
 
@@ -118,6 +116,17 @@ def outer_sgd(plan: Plan, local_steps: int, short_run_momentum: float = 0.8) -> 
     else:
         momentum = short_run_momentum
     return {"type": "sgd", "lr": lr, "momentum": momentum, "nesterov": True}
+
+
+def muon_outer(local_steps: int) -> Spec:
+    """The outer optimizer around Muon: MuLoCo's 0.7 / 0.6 (arXiv 2505.23725), with momentum 0.4 below H = 20.
+
+    The less the workers part, the less there is to gain by going further than their mean (docs/learning.md).
+
+    Args:
+        local_steps: H.
+    """
+    return {"type": "sgd", "lr": 0.7, "momentum": 0.6 if local_steps >= 20 else 0.4, "nesterov": True}
 
 
 def warm_start(plan: Plan) -> int:

@@ -5,7 +5,7 @@ from isthmus.compress.feedback import ErrorFeedback
 from isthmus.compress.quantize import Quantize
 from isthmus.compress.topk import TopK
 from isthmus.core import SyncSchedule
-from isthmus.recipes.base import MUON, MUON_OUTER, Plan, Recipe, warm_start
+from isthmus.recipes.base import MUON, Plan, Recipe, muon_outer, warm_start
 
 
 def dct_momentum(plan: Plan) -> Recipe:
@@ -14,9 +14,10 @@ def dct_momentum(plan: Plan) -> Recipe:
     e <- beta * e + g; q = top-k of DCT(e); e <- e - q; the outer optimizer gets mean(q). Only the shared mean
     reaches the anchor. The literal update (`shared_momentum`) lets anchors differ between workers.
     """
+    local_steps = plan.local_steps or 128
     return Recipe(
-        schedule=SyncSchedule(plan.local_steps or 128, warm_start_steps=warm_start(plan)),
+        schedule=SyncSchedule(local_steps, warm_start_steps=warm_start(plan)),
         compressor=ErrorFeedback(DCT(TopK(keep=256, values=Quantize(bits=8, block=256))), decay=0.95),
-        optimizer=MUON_OUTER,
+        optimizer=muon_outer(local_steps),
         inner=MUON,
     )
