@@ -29,6 +29,7 @@ from isthmus.compress.quantize import Quantize
 from isthmus.compress.topk import TopK
 from isthmus.core import SyncSchedule, split_strided, split_whole
 from isthmus.outer import Eager, KeepProgress, Mix, OuterLoop, Replace
+from isthmus.outer.rounds import Rounds
 from isthmus.transport.local import Local, LocalWorld
 
 H = 4
@@ -79,11 +80,11 @@ def measure(name: str) -> dict[str, float]:
     loop.step()
     began = time.perf_counter()
     quiet = SyncSchedule(10**9)
-    schedule, loop.schedule = loop.schedule, quiet
+    rounds, loop.rounds = loop.rounds, Rounds(quiet)
     for _ in range(2000):
         loop.step()
     step_seconds = (time.perf_counter() - began) / 2000
-    loop.schedule, loop.inner_steps = schedule, 0
+    loop.rounds, loop.inner_steps = rounds, 0
     flying, rest, peak, sync_seconds = [], [], [], []
     for step in range(1, 4 * H + 1):
         with torch.no_grad():
@@ -92,7 +93,7 @@ def measure(name: str) -> dict[str, float]:
         Path("/proc/self/clear_refs").write_text("5")  # forget the highest so far
         began = time.perf_counter()
         loop.step()
-        if schedule.begins(step) or schedule.finishes(step):
+        if rounds.begins(step) or rounds.finishes(step):
             sync_seconds.append(time.perf_counter() - began)
         if step > 2 * H:
             time.sleep(0.3 * bool(loop.state_dict()["in_flight"]))  # let the communication thread end its job

@@ -40,6 +40,17 @@ def inner_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[
     optimizer.step()
 
 
+class Lazy(Cast):
+    """From its second message on it pretends to send a quarter of its largest."""
+
+    def effort(self, state):
+        return 0.25 if state["messages"] > 1 else 1.0
+
+    def average(self, local, state, peers):
+        state["messages"] = state.get("messages", 0) + 1
+        return super().average(local, state, peers)
+
+
 @dataclass
 class Worker:
     """One worker after (or during) its run."""

@@ -106,3 +106,86 @@ def test_values_that_are_not_finite_are_seen():
 def test_bad_rank_is_one_clear_line():
     with pytest.raises(UserError, match="rank 0"):
         LowRank(0)
+
+
+def orthogonal(rank: int, size: int = 48) -> torch.Tensor:
+    """All its `rank` singular values are 1: so is its effective rank `rank`."""
+    left, right = (torch.linalg.qr(matrix(size, (size, size), seed)).Q[:, :rank] for seed in (5, 6))
+    return left @ right.T
+
+
+def adaptive(targets, num_workers: int = 2, **options):
+    """Average one target after the other; every worker's ranks, and the error of every mean."""
+    compressor = LowRank(rank=20, window=3, **options)
+
+    def work(peers):
+        state, seen = {}, []
+        for target in targets:
+            (mean,), _ = compressor.average([target], state, peers)
+            seen.append((state["rank"], float((mean - target).norm()), compressor.effort(state)))
+        return seen
+
+    return run_workers(work, num_workers)
+
+
+def test_the_rank_comes_down_to_what_the_mean_holds_and_a_quarter_more():
+    first, other = adaptive([orthogonal(4)] * 8)
+    assert first == other
+    assert [rank for rank, _, _ in first] == [20] + [5] * 7
+    assert all(error < 1e-4 for _, error, _ in first)
+    assert [effort for _, _, effort in first] == [1.0] + [0.25] * 7
+
+
+def test_the_rank_grows_again_with_what_the_mean_holds():
+    first, _ = adaptive([orthogonal(4)] * 4 + [orthogonal(12)] * 30)
+    ranks = [rank for rank, _, _ in first]
+    assert ranks[3] == 5
+    assert ranks == ranks[:4] + sorted(ranks[4:])
+    assert ranks[-1] == 15
+    assert first[-1][1] < 1e-3
+
+
+def test_all_take_the_rank_in_the_middle_whatever_they_remember():
+    """The one that has just joined, with weight 0 and no memory, sends messages of the same size."""
+    memories = [[4.0], [6.0, 8.0], [10.0], []]
+
+    def work(peers):
+        state = {"effective_ranks": memories[peers.rank]} if memories[peers.rank] else {}
+        (mean,), _ = LowRank(20, window=2).average([orthogonal(3)], state, peers)
+        return state["rank"], mean, state["effective_ranks"]
+
+    results = run_workers(work, 4, [1 / 3, 1 / 3, 1 / 3, 0.0])
+    assert [rank for rank, _, _ in results] == [9] * 4  # 1.25 times 7
+    assert all(torch.equal(mean, results[0][1]) for _, mean, _ in results)
+    assert [len(seen) for _, _, seen in results] == [2, 2, 2, 1]
+
+
+def test_a_falling_rank_keeps_the_directions_that_matter():
+    """Of a mean with singular values 8, 4, 2, 1, ... two columns of the warm start span the first two directions."""
+    left, right = (torch.linalg.qr(matrix(48, (48, 48), seed)).Q for seed in (5, 6))
+    target = left[:, :8] @ torch.diag(2.0 ** torch.arange(3, -5, -1)) @ right[:, :8].T
+
+    def work(peers):
+        state = {}
+        LowRank(8, window=1).average([target], state, peers)
+        return state["start"][0][:, :2]
+
+    (start,) = run_workers(work, 1)
+    assert torch.linalg.svdvals(right[:, :2].T @ start).min() > 0.999
+
+
+def test_a_mean_that_is_not_finite_leaves_the_rank_alone():
+    bad = orthogonal(4)
+    bad[0, 0] = torch.nan
+
+    def work(peers):
+        state = {}
+        (mean,), _ = LowRank(20, window=2).average([bad], state, peers)
+        return bool(mean.isfinite().all()), LowRank(20, window=2).average([bad], state, peers) and state["rank"]
+
+    assert run_workers(work, 2) == [(False, 20)] * 2
+
+
+def test_bad_window_is_one_clear_line():
+    with pytest.raises(UserError, match="window -1"):
+        LowRank(4, window=-1)

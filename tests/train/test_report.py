@@ -17,8 +17,9 @@ from isthmus.train.report import compare, make_table, readable_bytes
 MEGABIT = 125_000  # bytes: one second at 1 Mbit/s
 
 
-def sync(step: int, outer_step: int, sent_bytes: int, fragment: str = "all") -> dict:
-    return {"event": "sync", "step": step, "outer_step": outer_step, "fragment": fragment, "sent_bytes": sent_bytes}
+def sync(step: int, outer_step: int, sent_bytes: int, fragment: str = "all", effort: float = 1.0) -> dict:
+    numbers = {"step": step, "outer_step": outer_step, "sent_bytes": sent_bytes, "effort": effort}
+    return {"event": "sync", "fragment": fragment, "committed": True, **numbers}
 
 
 def record(syncs=(), schedule=None, steps=4, name="diloco", sent_bytes=(0, 0), evals=((2, 3.0), (4, 2.0))) -> Record:
@@ -53,6 +54,12 @@ def test_overlapped_syncs_are_exposed_beyond_the_overlap():
     schedule = {"local_steps": 2, "overlap_steps": 1}  # sent after 2, finished after 3
     assert modelled_clock(record([sync(3, 0, MEGABIT)], schedule), 1, 1.0) == [0, 1, 2, 3, 4]
     assert modelled_clock(record([sync(3, 0, 3 * MEGABIT)], schedule), 1, 1.0) == [0, 1, 2, 5, 6]
+
+
+def test_rounds_that_became_shorter_hide_less():
+    schedule = {"local_steps": 4, "overlap_steps": 4}
+    syncs = [sync(8, 0, MEGABIT, effort=0.5), sync(10, 1, 3 * MEGABIT, effort=0.5)]  # sent after 4, 8, 10
+    assert modelled_clock(record(syncs, schedule, steps=10), 1, 1.0)[8:] == [8, 9, 11]
 
 
 def test_with_a_full_delay_a_sync_has_a_whole_round_and_the_last_one_is_exposed():

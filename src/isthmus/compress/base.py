@@ -29,6 +29,10 @@ class Compressor(Protocol):
         """Whether every peer gets the same mean, bit for bit."""
         ...
 
+    def effort(self, state: State) -> float:
+        """What the last message took of the largest that this compressor sends, in (0, 1], alike on all peers."""
+        ...
+
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
         """Return (weighted mean over peers, residual: the part of `local` that was not sent).
 
@@ -105,6 +109,10 @@ class Codec:
     def message_bytes(self, like: Tensors) -> int:
         """Bytes of one encoded message of tensors with these shapes."""
         return self.num_rows(like) * self.row_bytes
+
+    def effort(self, state: State) -> float:
+        """All messages are of one size."""
+        return 1.0
 
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
         """Mean and residual; see `Compressor.average`."""

@@ -29,6 +29,10 @@ class ErrorFeedback:
         """That of the compressor inside."""
         return self.compressor.replicated
 
+    def effort(self, state: State) -> float:
+        """That of the compressor inside."""
+        return self.compressor.effort(state.get("compressor", {}))
+
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
         """Mean of the messages, and the residual (of local + decay * old residual); see `Compressor.average`."""
         residual = state.get("residual")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from statistics import median_low
 
 import torch
 
-from isthmus.compress.base import Compressor
+from isthmus.compress.base import Compressor, is_finite
 from isthmus.compress.cast import Cast
 from isthmus.core.types import Peers, State, Tensors, UserError
+
+_HEADROOM = 1.25  # effective ranks cannot exceed the rank: without it the rank would only fall
+_ROUNDING = 0.01  # an effective rank of 4 may come out a little above
 
 
 @dataclass(frozen=True)
@@ -22,28 +27,45 @@ class LowRank:
     What a lossy factor compressor does not send of A^T P stays in the residual, so the mean of what was sent is
     exact. Workers agree bit for bit where their matrix products do: on machines of one kind.
 
+    With `window` the rank follows what is worth sending (DiLoCoX, arXiv 2506.21263; reconstructed from the outline that
+    a window of effective ranks decides the next rank). After each sync every worker takes the effective rank of the
+    mean: exp of the entropy of its squared singular values, averaged over matrices. Before the next sync the workers'
+    means over their windows are gathered; the middle one, a quarter more so that the rank can grow again, is the rank
+    of that sync: agreed by all, whatever their rounding errors and whenever they joined.
+
     Attributes:
-        rank: columns of P and Q.
+        rank: columns of P and Q, at most.
         factors: compressor of both factors (DiLoCoX, arXiv 2506.21263: `Quantize(4)`).
         bypass: compressor of everything else.
+        window: syncs whose effective ranks count; 0: the rank stays.
     """
 
     rank: int
     factors: Compressor = field(default_factory=Cast)
     bypass: Compressor = field(default_factory=lambda: Cast("float16"))
+    window: int = 0
 
     def __post_init__(self) -> None:
         if self.rank < 1:
             raise UserError(f"low_rank: rank {self.rank} must be at least 1")
+        if self.window < 0:
+            raise UserError(f"low_rank: window {self.window} must be 0 or more")
 
     @property
     def replicated(self) -> bool:
         """Whether both compressors inside are."""
         return self.factors.replicated and self.bypass.replicated
 
+    def effort(self, state: State) -> float:
+        """The last sync's rank, over the largest."""
+        rank: int = state.get("rank", self.rank)
+        return rank / self.rank
+
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
         """Mean and residual; see `Compressor.average`."""
-        shrinks = [self._shrinks(tensor) for tensor in local]
+        if self.window:
+            state["rank"] = self._agree(state, peers)
+        shrinks = [self._shrinks(tensor, state) for tensor in local]
         matrices = [t.float().reshape(len(t), -1) for t, small in zip(local, shrinks, strict=True) if small]
         others = [tensor for tensor, small in zip(local, shrinks, strict=True) if not small]
         bypass_state = dict(state.get("bypass", {}))
@@ -53,10 +75,20 @@ class LowRank:
         mean, residual = (_interleave(shrinks, small, rest, local) for small, rest in zip(low_rank, dense, strict=True))
         return mean, residual
 
-    def _shrinks(self, tensor: torch.Tensor) -> bool:
+    def _agree(self, state: State, peers: Peers) -> int:
+        """The rank of this sync."""
+        seen: list[float] = state.get("effective_ranks", [])
+        own = torch.tensor([sum(seen) / len(seen) if seen else math.nan], dtype=torch.float64)
+        everybody = zip(peers.gather([own]), peers.weights, strict=True)
+        known = [float(mean) for (mean,), weight in everybody if weight > 0 and mean.isfinite()]
+        wanted = _HEADROOM * median_low(known) if known else self.rank
+        return max(1, min(self.rank, math.ceil(wanted - _ROUNDING)))
+
+    def _shrinks(self, tensor: torch.Tensor, state: State) -> bool:
         if tensor.ndim < 2 or tensor.numel() == 0:
             return False
-        return self.rank * (len(tensor) + tensor.numel() // len(tensor)) < tensor.numel()
+        rank = state.get("rank", self.rank)
+        return bool(rank * (len(tensor) + tensor.numel() // len(tensor)) < tensor.numel())
 
     def _power_iteration(self, matrices: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
         """Mean and residual of matrices; replaces the warm start and the factor compressors' state."""
@@ -69,16 +101,37 @@ class LowRank:
         mean = [p @ q.T for p, q in zip(p_factors, q_mean, strict=True)]
         sent = [q - unsent for q, unsent in zip(own, q_unsent, strict=True)]
         residual = [torch.addmm(a, p, q.T, alpha=-1) for a, p, q in zip(matrices, p_factors, sent, strict=True)]
+        if self.window:
+            turned = [_by_energy(q) for q in q_mean]
+            q_mean, ranks = [q for q, _ in turned], [rank for _, rank in turned]
+            seen = [*state.get("effective_ranks", []), sum(ranks) / len(ranks)]
+            state["effective_ranks"] = seen[-self.window :]
         state.update(p=p_state, q=q_state, start=[_orthogonalise(q) for q in q_mean])
         return mean, residual
 
     def _warm_start(self, matrices: Tensors, state: State) -> Tensors:
-        """The last sync's Q, or random columns, equal on all workers, where rank or shape changed."""
+        """The last sync's Q, cut to the rank; random columns, equal on all workers, where there are too few."""
+        rank = state.get("rank", self.rank)
         old = state.get("start", [])
-        if [q.shape for q in old] == [(a.shape[1], self.rank) for a in matrices]:
-            return list(old)
+        if [len(q) for q in old] != [a.shape[1] for a in matrices]:
+            old = [a.new_empty(a.shape[1], 0) for a in matrices]
         generator = torch.Generator().manual_seed(0)
-        return [torch.randn(a.shape[1], self.rank, generator=generator).to(a.device) for a in matrices]
+        missing = [torch.randn(len(q), max(0, rank - q.shape[1]), generator=generator).to(q.device) for q in old]
+        return [torch.cat([q[:, :rank], more], dim=1) for q, more in zip(old, missing, strict=True)]
+
+
+def _by_energy(q: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Turn Q, of a mean P Q^T with P orthonormal, so that its columns are in the order of the mean's singular values.
+
+    Returns:
+        [m, rank] turned, and the effective rank (Roy and Vetterli 2007; of squared singular values).
+    """
+    if not is_finite(q):  # the sync will be refused
+        return q, math.nan
+    energies, turn = torch.linalg.eigh(q.T.double() @ q.double())
+    energies = energies.clamp(min=0)
+    shares = energies / energies.sum().clamp(min=1e-300)
+    return q @ turn.flip(1).to(q.dtype), float(torch.special.entr(shares).sum().exp())
 
 
 def _orthogonalise(columns: torch.Tensor) -> torch.Tensor:

@@ -43,6 +43,10 @@ class RobustMean:
                 "error_feedback goes around the robust mean, sparse and low-rank messages cannot be combined robustly"
             )
 
+    def effort(self, state: State) -> float:
+        """All messages are of one size."""
+        return 1.0
+
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
         """The robust mean, and what the codec did not write of `local`; see `Compressor.average`.
 

@@ -64,5 +64,6 @@ class SyncReport:
     hidden_seconds: float  # the part of it during which this worker went on training
     norm: float  # Euclidean norm of the mean pseudo-gradient, over all ranks of a worker; nan when refused
     cosine: float  # between the mean and this worker's own pseudo-gradient; nan when refused
+    effort: float = 1.0  # what the messages took of the largest that the compressor sends; the next round is as short
     reason: str = ""  # why it was refused; empty when committed
     left_out: dict[int, str] = field(default_factory=dict)  # rank among the peers: why its contribution was not used

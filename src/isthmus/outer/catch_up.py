@@ -55,13 +55,15 @@ def _copy_state(loop: OuterLoop) -> State:
     for sync in sorted(loop.in_flight.values(), key=lambda sync: sync.outer_step):
         outcome = sync.outcome.result() if sync.outcome and sync.outcome.done() else None
         mean = [tensor.clone() for tensor in outcome.mean] if outcome else []
-        known = {"known": outcome is not None, "committed": bool(mean), "mean": mean}
+        effort = outcome.report.effort if outcome else loop.rounds.effort
+        known = {"known": outcome is not None, "committed": bool(mean), "mean": mean, "effort": effort}
         in_flight.append({"fragment": sync.fragment, "outer_step": sync.outer_step} | known)
         transport = outcome.transport if outcome else transport
     return {
         "stage": loop.stage,
         "inner_steps": loop.inner_steps,
         "outer_steps": loop.outer_steps,
+        "rounds": loop.rounds.state_dict(),
         "anchors": [[anchor.detach().clone() for anchor in fragment.anchor] for fragment in loop.fragments],
         "versions": [fragment.version for fragment in loop.fragments],
         "outer_optimizer": copy.deepcopy(loop.outer_optimizer.state_dict()),
@@ -85,6 +87,7 @@ def adopt(loop: OuterLoop, state: State) -> list[Sync]:
     progress = [_progress(loop, index) if keeps else zeros(f) for index, f in enumerate(loop.fragments)]
     loop.stage = state["stage"]
     loop.inner_steps, loop.outer_steps = state["inner_steps"], state["outer_steps"]
+    loop.rounds.load_state_dict(state["rounds"])
     loop.outer_optimizer.load_state_dict(state["outer_optimizer"])
     for fragment, anchors, version, own in zip(
         loop.fragments, state["anchors"], state["versions"], progress, strict=True
@@ -102,7 +105,8 @@ def adopt(loop: OuterLoop, state: State) -> list[Sync]:
         if saved["known"]:
             mean = saved["mean"] if saved["committed"] else []
             now = loop.transport.now()
-            outcome = Outcome.without_own(fragment, mean, 0.0, state["transport"], now, sync.outer_step)
+            effort = saved["effort"]
+            outcome = Outcome.without_own(fragment, mean, 0.0, state["transport"], now, sync.outer_step, effort)
             sync.outcome = arrived(outcome)
             loop.in_flight[sync.fragment] = sync
         else:

@@ -23,6 +23,7 @@ from isthmus.outer.fit import check_parts
 from isthmus.outer.guard import Guard
 from isthmus.outer.merge import Merge, Replace
 from isthmus.outer.pace import Pace
+from isthmus.outer.rounds import Rounds
 from isthmus.outer.sync import Exchange, Outcome, Sync, copy_dicts
 from isthmus.transport.base import Behind, Transport
 
@@ -65,7 +66,8 @@ class OuterLoop:
         guard: Guard = Guard(),  # noqa: B008 (a frozen value)
     ) -> None:
         check_parts(fragments, schedule, transport, merge)
-        self.fragments, self.schedule, self.transport, self.merge = fragments, schedule, transport, merge
+        self.fragments, self.transport, self.merge = fragments, transport, merge
+        self.rounds = Rounds(schedule)
         self.replicated = compressor.replicated and merge.replicated
         hash_every = hash_every if self.replicated else 0
         self.exchange = Exchange(compressor, transport, guard, not merge.replicated, hash_every)
@@ -99,25 +101,28 @@ class OuterLoop:
         """Go on to the next sync without training: this worker has nothing to train on until then."""
         begins = False
         while self.stage == "training" and self.inner_steps != self.steps and not begins:
-            begins = bool(self.schedule.begins(self.inner_steps + 1))
+            begins = bool(self.rounds.begins(self.inner_steps + 1))
             self._advance(self.inner_steps + 1)
         self.pace.resume(self.transport.now())
         return self._take_reports()
 
     def _advance(self, step: int) -> None:
         """One step of the schedule. Nothing changes while this thread waits, so that others can take the state over."""
-        blocking, due = self.schedule.blocking(step), self.schedule.finishes(step)
+        blocking, due = self.rounds.blocking(step), self.rounds.finishes(step)
         if not blocking and not self._arrived(due):
             return
         with self.changing:
             self.inner_steps = step
-            captured = [self._capture(index) for index in self.schedule.begins(step)]
+            captured = [self._capture(index) for index in self.rounds.begins(step)]
             if not blocking:
                 self._finish_all(due, captured)
             self._send(captured)
+            if not blocking:
+                self._adapt()
         if blocking and self._arrived(due):
             with self.changing:
-                self._finish_all(due, plain=self.schedule.warm(step))
+                self._finish_all(due, plain=self.rounds.warm(step))
+                self._adapt()
 
     @torch.no_grad()
     def finish(self) -> list[SyncReport]:
@@ -135,7 +140,7 @@ class OuterLoop:
             with self.changing:
                 self._finish_all(due, plain=self.stage == "last", closing=self.stage == "landing")
                 if self.stage == "landing":
-                    rest = set(range(len(self.fragments))) - set(self.schedule.begins(self.inner_steps))
+                    rest = set(range(len(self.fragments))) - set(self.rounds.begins(self.inner_steps))
                     self._send([self._capture(index) for index in sorted(rest)] if self.inner_steps else [])
                 self.stage = "last" if self.stage == "landing" else "finished"
         reports = self._take_reports()
@@ -167,6 +172,7 @@ class OuterLoop:
         return {
             "inner_steps": self.inner_steps,
             "outer_steps": self.outer_steps,
+            "rounds": self.rounds.state_dict(),
             "outer_optimizer": self.outer_optimizer.state_dict(),
             "transport": self.transport_state,
             "fragments": [
@@ -184,6 +190,7 @@ class OuterLoop:
         """Go on from a saved state: syncs that were in flight are sent again."""
         self._arrived(sorted(self.in_flight))
         self.inner_steps, self.outer_steps = state_dict["inner_steps"], state_dict["outer_steps"]
+        self.rounds.load_state_dict(state_dict["rounds"])
         self.outer_optimizer.load_state_dict(state_dict["outer_optimizer"])
         self.transport_state = state_dict["transport"]
         self.transport.load_state_dict(self.transport_state)
@@ -210,11 +217,12 @@ class OuterLoop:
                 self._dispatch(sync)
         if self.stage != "training":
             return
-        due = sorted(self.in_flight) if self.schedule.blocking(self.inner_steps) else []
+        due = sorted(self.in_flight) if self.rounds.blocking(self.inner_steps) else []
         if self._arrived(due):
             with self.changing:
-                self._finish_all(due, plain=self.schedule.warm(self.inner_steps))
-        while not self.schedule.begins(self.inner_steps + 1) and self.inner_steps != self.steps:
+                self._finish_all(due, plain=self.rounds.warm(self.inner_steps))
+                self._adapt()
+        while not self.rounds.begins(self.inner_steps + 1) and self.inner_steps != self.steps:
             self._advance(self.inner_steps + 1)
 
     def _capture(self, index: int) -> Sync:
@@ -223,7 +231,7 @@ class OuterLoop:
         before = self.in_flight.get(index)
         if before and self.merge.keeps_progress and not before.detached:  # on its way already: do not count it twice
             torch._foreach_sub_(own, before.own)
-        detached = self._delayed and not self.merge.keeps_progress and not self.schedule.warm(self.inner_steps)
+        detached = self._delayed and not self.merge.keeps_progress and not self.rounds.warm(self.inner_steps)
         rider = self.transport.rider if index == len(self.fragments) - 1 else None  # it moves once a round
         return Sync(index, own, detached, rider.claim() if rider else None)
 
@@ -251,6 +259,7 @@ class OuterLoop:
             if sync and not outcome.report.committed:
                 refuse(fragment, sync, newer)
             else:
+                self.rounds.effort = outcome.report.effort
                 apply(fragment, sync, outcome, self.merge, self.outer_optimizer, newer, plain, closing)
             if sync and sync.left_out:
                 start_over(self.fragments, [*self.in_flight.values(), *captured])
@@ -270,6 +279,11 @@ class OuterLoop:
                 self._catch_up()
                 return False
         return True
+
+    def _adapt(self) -> None:
+        """Where a round begins now: how long it is to be."""
+        self.rounds.adapt(self.inner_steps)
+        self.pace.local_steps = self.rounds.schedule.local_steps
 
     def _take(self, sync: Sync) -> Outcome:
         """The outcome of a sync that has arrived, reported."""

@@ -53,12 +53,19 @@ class Outcome:
 
     @classmethod
     def without_own(
-        cls, fragment: Fragment, mean: Tensors, share: float, transport: State, now: float, step: int = -1
+        cls,
+        fragment: Fragment,
+        mean: Tensors,
+        share: float,
+        transport: State,
+        now: float,
+        step: int = -1,
+        effort: float = 1.0,
     ) -> Outcome:
         """Of a sync to which this worker gave nothing: `mean` is what the others agreed on, empty if they refused."""
         nothing = [torch.zeros((), device=anchor.device).expand(anchor.shape) for anchor in fragment.anchor]
         reason = "" if mean else "refused before this worker came"
-        report = SyncReport(step, fragment.name, bool(mean), 0, 0, 0, 0.0, 0.0, 0.0, 0.0, reason)
+        report = SyncReport(step, fragment.name, bool(mean), 0, 0, 0, 0.0, 0.0, 0.0, 0.0, effort, reason)
         return cls(report, mean, nothing, fragment.state, share, now, transport)
 
 
@@ -145,7 +152,7 @@ class Exchange:
             message = [mine - rest for mine, rest in zip(own, residual, strict=True)]
         else:
             message = own
-        sent, received = _bytes_of_worker(peers)
+        sent, received, effort = _of_worker(peers, self.compressor.effort(state))
         end = self.transport.now()
         report = SyncReport(
             outer_step=sync.outer_step,
@@ -158,6 +165,7 @@ class Exchange:
             hidden_seconds=0.0,
             norm=norm if committed else math.nan,
             cosine=cosine if committed else math.nan,
+            effort=effort,
             reason="" if committed else reason or "a peer refused it",
             left_out=left_out,
         )
@@ -169,7 +177,7 @@ class Exchange:
     ) -> Outcome:
         end = self.transport.now()
         report = SyncReport(
-            sync.outer_step, fragment.name, False, 0, 0, 0, end - start, 0.0, math.nan, math.nan, str(error)
+            sync.outer_step, fragment.name, False, 0, 0, 0, end - start, 0.0, math.nan, math.nan, reason=str(error)
         )
         outcome = Outcome(report, [], sync.own, state, 0.0, end, self.transport.state_dict())
         outcome.behind, outcome.final = isinstance(error, Behind), isinstance(error, Behind | Leaving)
@@ -188,11 +196,11 @@ def copy_dicts(state: State) -> State:
     return {key: copy_dicts(value) if isinstance(value, dict) else value for key, value in state.items()}
 
 
-def _bytes_of_worker(peers: Peers) -> tuple[int, int]:
-    """Sent and received, by all ranks of this worker."""
-    parts = peers.gather_inside([torch.tensor([peers.sent_bytes, peers.received_bytes])])
-    sent, received = torch.stack([part for (part,) in parts]).sum(0).tolist()
-    return sent, received
+def _of_worker(peers: Peers, effort: float) -> tuple[int, int, float]:
+    """Bytes sent and received by all ranks of this worker, and the largest of their efforts."""
+    own = torch.tensor([peers.sent_bytes, peers.received_bytes, effort], dtype=torch.float64)
+    parts = torch.stack([part for (part,) in peers.gather_inside([own])])
+    return int(parts[:, 0].sum()), int(parts[:, 1].sum()), float(parts[:, 2].amax())
 
 
 def _compare(mean: Tensors, own: Tensors, faulty: list[int], peers: Peers) -> tuple[float, float, list[int]]:

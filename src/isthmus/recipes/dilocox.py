@@ -1,4 +1,4 @@
-"""DiLoCoX (arXiv 2506.21263), without its adaptation of rank and H."""
+"""DiLoCoX (arXiv 2506.21263); its adaptation of rank and H is an option, `window` of the low-rank compressor."""
 
 from isthmus.compress.feedback import ErrorFeedback
 from isthmus.compress.lowrank import LowRank

@@ -4,7 +4,7 @@ Events of `metrics/worker-k.jsonl`, all counted for this worker alone:
 
     {"event": "step", "step", "loss", "tokens", "seconds", "lr", "grad_norm"}     tokens, seconds: since the beginning
     {"event": "sync", "step", "outer_step", "fragment", "committed", "sent_bytes", "received_bytes", "seconds",
-     "hidden_seconds", "num_peers", "norm", "cosine", "reason"}                   bytes, seconds: of this sync
+     "hidden_seconds", "num_peers", "norm", "cosine", "effort", "reason"}                   bytes, seconds: of this sync
     {"event": "eval", "step", "loss", "of": "anchor"}                             "model" where there is no anchor
     {"event": "fault", "step", "reason"}
 """

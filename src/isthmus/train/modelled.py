@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from isthmus.outer.rounds import Rounds
 from isthmus.train.record import Record
 
 
@@ -49,5 +50,10 @@ def _steps_of_sending(record: Record) -> dict[int, int]:
     """{number of a sync: inner step after which it was sent}, for those that the schedule sends."""
     if record.schedule is None:
         return {}
-    sends = [step for step in range(1, record.steps + 1) for _ in record.schedule.begins(step)]
+    rounds, sends = Rounds(record.schedule), list[int]()
+    efforts = {event["step"]: event["effort"] for event in record.of("sync") if event["committed"]}
+    for step in range(1, record.steps + 1):
+        rounds.effort = efforts.get(step, rounds.effort)
+        sends += [step] * len(rounds.begins(step))
+        rounds.adapt(step)
     return dict(enumerate(sends))

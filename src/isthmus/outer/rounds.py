@@ -1,0 +1,71 @@
+"""When the rounds of a run begin and end, where their length follows what is worth sending."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from isthmus.core.schedule import SyncSchedule
+from isthmus.core.types import State
+
+
+@dataclass
+class Rounds:
+    """A schedule whose H may change between two rounds (DiLoCoX, arXiv 2506.21263: H_t = H_1 r_t / r_1).
+
+    Steps are those of the run. As the rank, and with it the message, shrinks, rounds become shorter in proportion: the
+    link is as busy as before, and workers part less.
+
+    Attributes:
+        planned: the schedule as configured; holds until the first change.
+        effort: of the last committed sync: what its messages took of the largest.
+    """
+
+    planned: SyncSchedule
+    effort: float = 1.0
+    schedule: SyncSchedule = field(init=False)  # of the present round
+    _offset: int = 0  # of its steps against the run's
+
+    def __post_init__(self) -> None:
+        self.schedule = self.planned
+
+    def begins(self, step: int) -> list[int]:
+        """See `SyncSchedule.begins`."""
+        return self.schedule.begins(step - self._offset)
+
+    def finishes(self, step: int) -> list[int]:
+        """See `SyncSchedule.finishes`."""
+        return self.schedule.finishes(step - self._offset)
+
+    def blocking(self, step: int) -> bool:
+        """See `SyncSchedule.blocking`."""
+        return self.schedule.blocking(step - self._offset)
+
+    def warm(self, step: int) -> bool:
+        """See `SyncSchedule.warm`."""
+        return self.schedule.warm(step - self._offset)
+
+    def adapt(self, step: int) -> None:
+        """Where a round begins after `step`: it is as long as the effort is large."""
+        local_steps = max(1, round(self.planned.local_steps * self.effort))
+        fixed = self.planned.num_fragments > 1 or local_steps == self.schedule.local_steps
+        if fixed or self.warm(step) or not self.begins(step):
+            return
+        delayed = self.planned.overlap_steps == self.planned.local_steps
+        overlap_steps = local_steps if delayed else min(self.planned.overlap_steps, local_steps)
+        self.schedule = replace(self.planned, local_steps=local_steps, overlap_steps=overlap_steps)
+        self._offset = step - self.planned.warm_start_steps - local_steps
+
+    def state_dict(self) -> State:
+        """The present round's."""
+        return {
+            "local_steps": self.schedule.local_steps,
+            "overlap_steps": self.schedule.overlap_steps,
+            "offset": self._offset,
+            "effort": self.effort,
+        }
+
+    def load_state_dict(self, state_dict: State) -> None:
+        """Stand where a saved state stands."""
+        steps = {name: state_dict[name] for name in ("local_steps", "overlap_steps")}
+        self.schedule = replace(self.planned, **steps)
+        self._offset, self.effort = state_dict["offset"], state_dict["effort"]
