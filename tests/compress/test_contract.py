@@ -41,6 +41,7 @@ CONFIGS: dict[str, Compressor] = {
     "dct-topk": DCT(TopK(keep=4, chunk=64, values=Cast("float16")), tile=8),
     "lowrank": LowRank(2),
     "lowrank-int4": LowRank(1, factors=Quantize(4, block=16), bypass=Quantize(8)),
+    "lowrank-adaptive": LowRank(3, window=2),
     "lowrank-feedback": LowRank(3, factors=ErrorFeedback(Quantize(8)), bypass=Cast()),
     "feedback-topk": ErrorFeedback(TopK(keep=8, chunk=64, values=Cast()), decay=0.95),
     "feedback-lowrank": ErrorFeedback(LowRank(2, factors=Quantize(4))),
@@ -276,7 +277,7 @@ def test_a_value_that_is_not_finite_is_seen_by_everybody(name, value, num_worker
         except NotFinite as error:
             return error.ranks
 
-    expected = "shown" if name in ("fp32", "lowrank") else [1]  # those all-reduce
+    expected = "shown" if name in ("fp32", "lowrank", "lowrank-adaptive") else [1]  # those all-reduce
     assert run_workers(work, num_workers) == [expected] * num_workers
 
 
