@@ -14,6 +14,7 @@ from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
+import torch
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -25,6 +26,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic import NonNegativeInt as Count
+from torch import nn
 
 from isthmus.compress import COMPRESSORS
 from isthmus.core import SPLITS, Registry, SyncSchedule, UserError, nearest
@@ -34,6 +36,7 @@ from isthmus.models import MODELS
 from isthmus.outer import MERGES
 from isthmus.parallel import Mesh
 from isthmus.transport import TRANSPORTS
+from isthmus.transport.rendezvous import first_line
 
 OUTER_OPTIMIZERS = Registry(
     "outer optimizer",
@@ -183,6 +186,15 @@ def _read_micro_batch_size(value: Any) -> int | str | None:
     return size
 
 
+def _read_outer_optimizer(spec: Any) -> Spec:
+    complete = check(OUTER_OPTIMIZERS, spec, "outer.optimizer", ("params",))
+    try:
+        factory(OUTER_OPTIMIZERS, complete, "params")([nn.Parameter(torch.zeros(1))])
+    except (ValueError, TypeError, RuntimeError) as error:  # values that make no sense, or not together
+        raise UserError(f"outer.optimizer: {first_line(error)}") from None
+    return complete
+
+
 def _known_split(name: str) -> str:
     SPLITS.get(name)
     return name
@@ -218,7 +230,7 @@ class OuterConfig(Section):
     schedule: Annotated[SyncSchedule, _plain(SyncSchedule, "outer.schedule", "local_steps")] | None = None
     compressor: Annotated[Spec, _component(COMPRESSORS, "outer.compressor")] | None = None
     merge: Annotated[Spec, _component(MERGES, "outer.merge")] | None = None
-    optimizer: Annotated[Spec, _component(OUTER_OPTIMIZERS, "outer.optimizer", "params")] | None = None
+    optimizer: Annotated[Spec, BeforeValidator(_read_outer_optimizer)] | None = None
     split: Annotated[str, AfterValidator(_known_split)] = "whole"
     hash_every: Count = 10  # syncs between two comparisons of the anchors' hash
 
