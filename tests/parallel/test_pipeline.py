@@ -1,7 +1,7 @@
 """Stages against the model they were cut from, and their schedules over real ranks."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
@@ -64,18 +64,23 @@ def test_layers_are_shared_out_evenly_and_interleaved_stages_take_turns(name):
     assert layers(2, 2) == [[0, 1, 3], [2, 4]]
 
 
+def numbers_of(keys: Iterable[str]) -> set[int]:
+    """The blocks that these parameters belong to."""
+    return {int(key.split(".")[3]) for key in keys if ".layers." in key or ".h." in key}
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_fragments_and_matrices_are_found_in_a_rank_s_part(name):
-    """Blocks keep the number that says which fragment is theirs; Muon's matrices are the whole model's."""
+    """Blocks go to the fragments in turn, on every rank; Muon's matrices are the whole model's."""
     matrices = 0
     for model, _ in all_ranks(SPECS[name], 2):
         fragments = split_strided(model, 2)
         assert sum(len(f.params) for f in fragments) == len(list(model.parameters()))
         by_name = {param.data_ptr(): key for key, param in model.named_parameters()}
+        blocks = sorted(numbers_of(by_name.values()))
         for index, fragment in enumerate(fragments):
             keys = [by_name[param.data_ptr()] for param in fragment.params]
-            numbers = {int(key.split(".")[3]) for key in keys if ".layers." in key or ".h." in key}
-            assert {number % 2 for number in numbers} == {index}
+            assert numbers_of(keys) == set(blocks[index::2])
         matrices += len(hidden_matrices(model))
     assert matrices == len(hidden_matrices(SPECS[name].build()))
 
