@@ -10,9 +10,10 @@ from isthmus.compress.feedback import ErrorFeedback
 from isthmus.compress.lowrank import LowRank
 from isthmus.compress.quantize import Quantize
 from isthmus.compress.topk import TopK
-from isthmus.config import DEFAULTS, OUTER_OPTIMIZERS, build, check, convert, describe, dump, factory, flat, parse
+from isthmus.config import DEFAULTS, OUTER_OPTIMIZERS, dump, flat, parse
 from isthmus.core import Registry, SyncSchedule, UserError
 from isthmus.recipes import load_config
+from isthmus.spec import build, check, convert, describe, factory
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,20 @@ def test_every_dimension_is_at_least_one(dim: str, size: int):
         Mesh(**{dim: size})
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tp": 2, "stages_per_rank": 2}, "stages_per_rank is 2 without a pipeline"),
+        ({"pp": 2, "stages_per_rank": 0}, "stages_per_rank is 0; choose at least 1"),
+        ({"mixed_precision": True}, "mixed_precision is FSDP2's, and shard is 1"),
+        ({"tp": 2, "cpu_offload": True}, "cpu_offload is FSDP2's, and shard is 1"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        Mesh(**options)
+
+
 def look_around(mesh: Mesh) -> tuple[list[int], list[int], float, float]:
     device_mesh = open_mesh(mesh, num_workers=2)
     rank = torch.tensor(float(dist.get_rank()))

@@ -6,11 +6,11 @@ import pytest
 import torch
 from train_processes import events
 
-from isthmus.config import build
 from isthmus.data import DATA
 from isthmus.inner import LR_SCHEDULES
 from isthmus.models import MODELS
 from isthmus.recipes import load_config
+from isthmus.spec import build
 from isthmus.train.checkpoint import Checkpoints
 from isthmus.train.data_parallel import DataParallel
 from isthmus.transport.local import Local, LocalWorld

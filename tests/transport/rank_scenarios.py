@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from transport_contract import run_checks
+from transport_scenarios import join_only  # noqa: F401 (called by its name)
 
 from isthmus.compress import Cast
-from isthmus.core import SyncSchedule, UserError
+from isthmus.core import SyncSchedule
 from isthmus.core.fragment import Fragment
 from isthmus.outer import OuterLoop
 from isthmus.outer.guard import Guard
@@ -27,16 +28,6 @@ torch.optim.SGD([torch.zeros(1)], lr=1.0)  # what torch imports for the first op
 def contract(rank):
     transport = TorchDist(20, ranks_per_worker=RANKS)
     return run_checks(transport, rank // RANKS, int(os.environ["WORLD_SIZE"]) // RANKS)
-
-
-def join_only(rank, ranks_per_worker=(RANKS, RANKS), expected_workers=None):
-    transport = TorchDist(20, expected_workers=expected_workers, ranks_per_worker=ranks_per_worker[rank])
-    try:
-        transport.join(None)
-    except UserError as error:
-        return str(error)
-    transport.leave()
-    return None
 
 
 def average(rank):
@@ -87,13 +78,19 @@ def lose_a_rank(rank, victim, budget):
     return lost
 
 
-def come_late(rank, budget):
-    """One place of a worker makes more collectives than the other; then rank 3 is alive, but does not come."""
+def uneven_peers(rank, budget):
+    """Once one place of a worker has made more collectives than the other."""
     transport = TorchDist(budget, ranks_per_worker=RANKS)
     transport.join(None)
     peers = transport.quorum(0)
     for _ in range(1 + 5 * (rank % RANKS)):
         peers.mean([torch.zeros(1)])
+    return peers
+
+
+def come_late(rank, budget):
+    """Rank 3 is alive, but does not come."""
+    peers = uneven_peers(rank, budget)
     peers.gather_inside([torch.zeros(1)])
     if rank == 3:
         time.sleep(1.5 * budget)
@@ -108,11 +105,7 @@ def come_late(rank, budget):
 def come_late_inside(rank, budget):
     """Rank 2 waits for rank 3, which has made more collectives, but does not come to this one."""
     torch_dist._INSIDE_BUDGETS = 1
-    transport = TorchDist(budget, ranks_per_worker=RANKS)
-    transport.join(None)
-    peers = transport.quorum(0)
-    for _ in range(1 + 5 * (rank % RANKS)):
-        peers.mean([torch.zeros(1)])
+    peers = uneven_peers(rank, budget)
     if rank == 3:
         time.sleep(1.5 * budget)
         return None

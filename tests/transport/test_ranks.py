@@ -52,7 +52,7 @@ def test_a_world_that_does_not_multiply_up(ranks, expected_workers, message):
 
 def test_a_wrong_number_of_ranks_is_found_at_join(zygote):
     expected = "the configuration says 3 workers of 2 ranks, but 2 ranks started"
-    assert results(zygote.run("join_only", 2, expected_workers=3)) == [expected] * 2
+    assert results(zygote.run("join_only", 2, ranks_per_worker=[2, 2], expected_workers=3)) == [expected] * 2
 
 
 def test_ranks_that_differ_in_the_mesh_find_it_at_join(zygote):

@@ -39,9 +39,10 @@ def two_runs_in_one_process(rank):
     return means
 
 
-def join_only(rank, identities=None, expected_workers=None, budget=10.0):
+def join_only(rank, identities=None, expected_workers=None, budget=10.0, ranks_per_worker=None):
     """Try to join with this rank's configuration; return the user error, if any."""
-    transport = TorchDist(budget, identity=identities and identities[rank], expected_workers=expected_workers)
+    identity, ranks = identities and identities[rank], ranks_per_worker[rank] if ranks_per_worker else 1
+    transport = TorchDist(budget, identity=identity, expected_workers=expected_workers, ranks_per_worker=ranks)
     try:
         transport.join(None)
     except UserError as error:

@@ -18,6 +18,14 @@ def local_view(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def sharded_like(own: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """The inverse of `local_view`: the tensor of which this rank has `own`, sharded as `param` is, if it is."""
+    if not isinstance(param, DTensor):
+        return own
+    shape, stride = param.shape, param.stride()
+    return DTensor.from_local(own, param.device_mesh, param.placements, run_check=False, shape=shape, stride=stride)
+
+
 @dataclass
 class Fragment:
     """A part of the model that is synced as one, with everything the method remembers about it."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from isthmus.core.fragment import local_view
+from isthmus.core.fragment import local_view, sharded_like
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at zero: kellerjordan.github.io/posts/muon
 _STEPS = 5
@@ -89,11 +89,8 @@ def orthogonalize(matrices: torch.Tensor, dtype: torch.dtype = torch.float32) ->
 
 def _whole(own: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
     """The matrix of which this rank has `own`, sharded as `param` is; every rank takes part."""
-    if not isinstance(param, DTensor):
-        return own
-    return DTensor.from_local(
-        own, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
-    ).full_tensor()
+    matrix = sharded_like(own, param)
+    return matrix.full_tensor() if isinstance(matrix, DTensor) else matrix
 
 
 def _own(matrix: torch.Tensor, param: torch.Tensor) -> torch.Tensor:

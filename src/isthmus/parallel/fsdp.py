@@ -17,11 +17,11 @@ def apply_fsdp(model: nn.Module, mesh: Mesh, device_mesh: DeviceMesh) -> None:
     """Shard the model's parameters over the dimension shard, block by block; after tensor parallelism, in place.
 
     Gradients become the mean over the ranks along that dimension. Blocks are those of the longest `nn.ModuleList`.
-    Nothing happens where the dimension is 1, unless weights are to be offloaded.
+    Nothing happens where the dimension is 1.
     """
     if mesh.cpu_offload and device_mesh.device_type == "cpu":
         raise UserError("mesh: cpu_offload frees a GPU's memory, but there is no GPU here: set it to false")
-    if mesh.shard == 1 and not mesh.cpu_offload:
+    if mesh.shard == 1:
         return
     options: dict[str, Any] = {"mesh": device_mesh["shard"], "reshard_after_forward": mesh.reshard_after_forward}
     if mesh.mixed_precision:

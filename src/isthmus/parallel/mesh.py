@@ -39,6 +39,11 @@ class Mesh:
         for name in (*WORKER_DIMS, "stages_per_rank"):
             if getattr(self, name) < 1:
                 raise UserError(f"mesh: {name} is {getattr(self, name)}; choose at least 1")
+        if self.stages_per_rank > 1 and self.pp == 1:
+            raise UserError(f"mesh: stages_per_rank is {self.stages_per_rank} without a pipeline; set pp to 2 or more")
+        for name, option in (("mixed_precision", self.mixed_precision), ("cpu_offload", self.cpu_offload)):
+            if option and self.shard == 1:
+                raise UserError(f"mesh: {name} is FSDP2's, and shard is 1; set shard to 2 or more")
 
     @property
     def num_ranks(self) -> int:

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
-from isthmus.core.fragment import local_view
+from isthmus.core.fragment import local_view, sharded_like
 from isthmus.core.types import State
 
 
@@ -41,13 +40,6 @@ def sharded_optimizer_state(optimizer: torch.optim.Optimizer, state: State) -> S
 
 def _like(param: nn.Parameter, value: Any) -> Any:
     """A value that belongs to a parameter, sharded as it is; counters stay what they are."""
-    if not isinstance(param, DTensor) or not isinstance(value, torch.Tensor) or value.ndim != param.ndim:
+    if not isinstance(value, torch.Tensor) or value.ndim != param.ndim:
         return value
-    return DTensor.from_local(
-        value.to(param.device),
-        param.device_mesh,
-        param.placements,
-        run_check=False,
-        shape=param.shape,
-        stride=param.stride(),
-    )
+    return sharded_like(value.to(param.device), param)

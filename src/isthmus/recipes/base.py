@@ -8,9 +8,10 @@ from typing import Any
 from torch import nn
 
 from isthmus.compress import Cast, Compressor
-from isthmus.config import OUTER_OPTIMIZERS, Spec, factory
+from isthmus.config import OUTER_OPTIMIZERS
 from isthmus.core import SPLITS, Registry, SyncSchedule, UserError
 from isthmus.outer import Merge, OuterLoop, Replace
+from isthmus.spec import Spec, factory
 from isthmus.transport import Transport
 from isthmus.transport.rendezvous import find_world
 from isthmus.transport.torch_dist import TorchDist

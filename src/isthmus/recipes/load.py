@@ -11,10 +11,11 @@ from typing import Any
 import yaml
 
 from isthmus.compress import COMPRESSORS
-from isthmus.config import DEFAULTS, RunConfig, convert, describe, parse
+from isthmus.config import DEFAULTS, RunConfig, parse
 from isthmus.core import UserError
 from isthmus.outer import MERGES
 from isthmus.recipes.base import RECIPES, Plan, Recipe
+from isthmus.spec import convert, describe
 
 ENVIRONMENT_PREFIX = "ISTHMUS_"  # ISTHMUS_OUTER__SCHEDULE__LOCAL_STEPS=50
 _METHOD = ("schedule", "compressor", "merge", "optimizer", "split", "hash_every")  # what only an outer loop needs

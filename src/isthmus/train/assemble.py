@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from isthmus.compress import COMPRESSORS
-from isthmus.config import OUTER_OPTIMIZERS, RunConfig, build, dump, factory, flat
+from isthmus.config import OUTER_OPTIMIZERS, RunConfig, dump, flat
 from isthmus.core import SPLITS, State, UserError
 from isthmus.data import DATA, Corpus
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES, SupervisedStep
@@ -24,6 +24,7 @@ from isthmus.models.stages import cut
 from isthmus.outer import MERGES, OuterLoop
 from isthmus.parallel import apply_fsdp, apply_tp, tensor_plan
 from isthmus.parallel.pipeline import Stages
+from isthmus.spec import build, factory
 from isthmus.train.data_parallel import DataParallel
 from isthmus.transport import TRANSPORTS, Transport
 

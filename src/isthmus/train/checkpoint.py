@@ -19,17 +19,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.distributed import Store
 
 from isthmus.core import State, Tensors, UserError
 from isthmus.core.flatten import flatten, unflatten
-from isthmus.transport import PeerLost
+from isthmus.transport import PeerLost, Transport
 
 Layout = dict[str, Any]  # flat and plain: what must be equal for a checkpoint to fit
 
 _FORMAT = 2  # of the files; another one is refused
+_MOST = 64  # that ranks compare when they resume
 
 
 class NotSaved(Exception):
@@ -222,6 +224,18 @@ def _lost_store() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise PeerLost([], "the store is gone, and with it the process that holds it") from error
+
+
+def newest_common(steps: list[int], transport: Transport) -> int | None:
+    """The largest step that is in everybody's list; to be called by all ranks, before any sync."""
+    peers = transport.quorum(0)
+    for gather in (peers.gather_inside, peers.gather):  # then all ranks of all workers know
+        own = torch.full((_MOST,), -1, dtype=torch.int64)
+        newest = sorted(steps)[-_MOST:]
+        own[: len(newest)] = torch.tensor(newest, dtype=torch.int64)
+        lists = [{step for step in theirs.tolist() if step >= 0} for (theirs,) in gather([own])]
+        steps = list(set.intersection(*lists))
+    return max(steps, default=None)
 
 
 class _Damaged(Exception):

@@ -25,7 +25,7 @@ class Place:
 
     worker: int
     rank: int = 0  # inside the worker
-    num_ranks: int = 1  # of the whole world
+    world_size: int = 1  # ranks of all workers
     mesh: Mesh = field(default_factory=Mesh)
     device_mesh: DeviceMesh | None = None  # [worker, pp, shard, tp], where a worker has several ranks
 
@@ -63,7 +63,7 @@ def find_place(config: RunConfig) -> Place:
     rank, size = find_world()
     mesh, workers = config.mesh, config.train.workers
     if mesh.num_ranks == 1:
-        return Place(rank, num_ranks=size)
+        return Place(rank, world_size=size)
     ranks = Ranks(size, mesh.num_ranks)
     ranks.check(workers)
     device = choose_device()
@@ -76,10 +76,10 @@ def find_place(config: RunConfig) -> Place:
 
 
 @contextmanager
-def peers_named(transport: Transport) -> Iterator[None]:
+def peers_named(transport: Transport, step: int) -> Iterator[None]:
     """Turn the failure of a collective inside a training step into `PeerLost` with a name, where somebody is gone."""
     try:
         yield
     except RuntimeError:
-        transport.commit(transport.quorum(0), False)
+        transport.commit(transport.quorum(step), False)
         raise

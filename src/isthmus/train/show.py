@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from isthmus.compress import COMPRESSORS
-from isthmus.config import OUTER_OPTIMIZERS, RunConfig, build
+from isthmus.config import OUTER_OPTIMIZERS, RunConfig
 from isthmus.core import SPLITS, Registry
 from isthmus.data import DATA
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES
 from isthmus.models import MODELS
 from isthmus.outer import MERGES, Guard
 from isthmus.recipes import RECIPES
+from isthmus.spec import build
 from isthmus.transport import TRANSPORTS
 from isthmus.transport.local import Local, LocalWorld, run_workers
 from isthmus.transport.peers import ring_bytes

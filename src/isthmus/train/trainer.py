@@ -20,17 +20,15 @@ from isthmus.inner.pipelined import PipelinedStep
 from isthmus.outer import OuterLoop, anchored
 from isthmus.parallel.state import load_local_model, local_state, sharded_optimizer_state
 from isthmus.train import assemble
-from isthmus.train.checkpoint import Checkpoints, NotSaved, Unsaved, reason_of
+from isthmus.train.checkpoint import Checkpoints, NotSaved, Unsaved, newest_common, reason_of
 from isthmus.train.data_parallel import DataParallel
 from isthmus.train.evaluate import evaluate
 from isthmus.train.folder import metrics_path, name_of, say, write_file, write_summary
 from isthmus.train.metrics import MetricsFile, Totals
 from isthmus.train.place import Place, peers_named
 from isthmus.train.stopping import Stopping
-from isthmus.transport import Transport, TransportError
+from isthmus.transport import TransportError
 from isthmus.transport.rendezvous import open_store
-
-_MOST_CHECKPOINTS = 64  # that workers compare when they resume
 
 
 class Trainer:
@@ -97,15 +95,15 @@ class Trainer:
         """Train from where this worker stands; returns its part of the summary."""
         self._open_folder()
         transport, steps = self.method.transport, self.config.train.steps
-        num_ranks = self.place.num_ranks
-        store = HashStore() if num_ranks == 1 else open_store()[0]
-        self._unsaved = Unsaved(HashStore() if num_ranks == 1 else open_store()[0])
+        world_size = self.place.world_size
+        store = HashStore() if world_size == 1 else open_store()[0]
+        self._unsaved = Unsaved(HashStore() if world_size == 1 else open_store()[0])
         budget_seconds = self.config.outer.transport["sync_budget_seconds"]
         if self._saved_step < 0 and self.config.train.checkpoint_every:
             self._save(finished=False)
             transport.commit(transport.quorum(0), True)  # all have tried: killed at any step, the run can go on
         try:
-            with Stopping(store, self.place.world_rank, num_ranks, budget_seconds) as stopping:
+            with Stopping(store, self.place.world_rank, world_size, budget_seconds) as stopping:
                 while self.totals.steps < steps and stopping.may_start(self.totals.steps + 1):
                     self._train_step()
                 finished = self.totals.steps == steps
@@ -126,7 +124,7 @@ class Trainer:
         train = self.config.train
         batch = {name: tensor.to(self.device) for name, tensor in next(self.stream).items()}
         begin = self.clock()
-        with peers_named(self.method.transport) if self._shares_gradients else nullcontext():
+        with peers_named(self.method.transport, self.totals.steps) if self._shares_gradients else nullcontext():
             metrics = self.inner_step(self.place.own_rows(batch))
         reports = self.method.step()
         self.totals.count_step(self.stream.tokens_per_batch, self.clock() - begin, metrics["skipped"] > 0)
@@ -287,15 +285,3 @@ class Trainer:
         if self.place.speaks:
             write_summary(self.run_dir, part, num_workers)
         return part
-
-
-def newest_common(steps: list[int], transport: Transport) -> int | None:
-    """The largest step that is in everybody's list; to be called by all ranks, before any sync."""
-    peers = transport.quorum(0)
-    for gather in (peers.gather_inside, peers.gather):  # then all ranks of all workers know
-        own = torch.full((_MOST_CHECKPOINTS,), -1, dtype=torch.int64)
-        newest = sorted(steps)[-_MOST_CHECKPOINTS:]
-        own[: len(newest)] = torch.tensor(newest, dtype=torch.int64)
-        lists = [{step for step in theirs.tolist() if step >= 0} for (theirs,) in gather([own])]
-        steps = list(set.intersection(*lists))
-    return max(steps, default=None)

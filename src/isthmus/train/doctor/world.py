@@ -11,9 +11,10 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from isthmus.config import RunConfig, build
+from isthmus.config import RunConfig
 from isthmus.core import UserError
 from isthmus.core.types import Peers
+from isthmus.spec import build
 from isthmus.train.doctor.check import Card
 from isthmus.transport import TRANSPORTS, TransportError
 from isthmus.transport.elastic.engines import worker_name

@@ -1,0 +1,122 @@
+"""Components as data: from specs to the things that they describe, and back.
+
+A *spec* is `{type: name, **arguments}`: a registered component (or an import path "package.module:Class") and its
+constructor's arguments; a component inside a component is a spec again. A checked spec holds every argument, so
+that a resolved configuration says everything and changes with no default.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import partial
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from isthmus.core import Registry, UserError, nearest
+
+Spec = dict[str, Any]
+
+
+def build(registry: Registry, spec: Mapping[str, Any], **given: Any) -> Any:
+    """The component that a spec describes; `given` are arguments that come from code, not from the configuration."""
+    component, arguments = _read(registry, spec, registry.kind, given)
+    return component(**arguments, **given)
+
+
+def factory(registry: Registry, spec: Mapping[str, Any], *given: str) -> partial[Any]:
+    """Like `build`, for components that take further arguments (named in `given`) each time they are made."""
+    component, arguments = _read(registry, spec, registry.kind, given)
+    return partial(component, **arguments)
+
+
+def describe(registry: Registry, value: Any) -> Spec:
+    """The spec of a component that is a dataclass: the inverse of `build`."""
+    described = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+    return {"type": registry.name_of(type(value))} | {
+        name: describe(registry, item) if is_dataclass(item) else item for name, item in described.items()
+    }
+
+
+def check(registry: Registry, spec: Any, path: str, given: tuple[str, ...] = ()) -> Spec:
+    """The complete, plain form of a spec: every argument, converted to its type.
+
+    Raises:
+        UserError: names the argument by its path ("outer.compressor.block") and says what it should be.
+    """
+    component, arguments = _read(registry, spec, path, given)
+    if is_dataclass(component):  # a value, which refuses combinations that make no sense
+        return describe(registry, component(**arguments)) | {"type": spec["type"]}
+    parameters = _parameters(component, given)
+    return {"type": spec["type"]} | {name: arguments.get(name, p.default) for name, p in parameters.items()}
+
+
+def _read(registry: Registry, spec: Any, path: str, given: Iterable[str] = ()) -> tuple[Any, Spec]:
+    if not isinstance(spec, Mapping) or not isinstance(spec.get("type"), str):
+        raise UserError(f"{path}: expected {{type: name, ...}} with one of {', '.join(registry.names())}, got {spec!r}")
+    component = registry.get(spec["type"])
+    values = {name: value for name, value in spec.items() if name != "type"}
+    return component, read_arguments(component, values, path, registry, given)
+
+
+def read_arguments(
+    component: Any,
+    values: Mapping[str, Any],
+    path: str,
+    registry: Registry | None = None,
+    given: Iterable[str] = (),
+) -> Spec:
+    """`values` as arguments of a class: all known, none missing, converted to their types."""
+    parameters = _parameters(component, given)
+    arguments = {}
+    for name, value in values.items():
+        if name not in parameters:
+            raise UserError(f"{path}.{name}: unknown key, {nearest(str(name), list(parameters))}")
+        arguments[name] = _argument(value, parameters[name].annotation, f"{path}.{name}", registry)
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in arguments:
+            raise UserError(f"{path}.{name} is missing: it has no default")
+    return arguments
+
+
+def _parameters(component: Any, given: Iterable[str]) -> dict[str, inspect.Parameter]:
+    """Constructor arguments that a configuration may set, with evaluated annotations."""
+    hints = typing.get_type_hints(component if is_dataclass(component) else component.__init__)
+    return {
+        name: parameter.replace(annotation=hints.get(name, Any))
+        for name, parameter in inspect.signature(component).parameters.items()
+        if name not in given and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
+
+
+def _argument(value: Any, annotation: Any, path: str, registry: Registry | None) -> Any:
+    """A component from a nested spec; anything else converted."""
+    is_plain = typing.get_origin(annotation) is dict
+    if registry and isinstance(value, Mapping) and "type" in value and not is_plain:
+        component, arguments = _read(registry, value, path)
+        return component(**arguments)
+    if getattr(annotation, "_is_protocol", False):
+        raise UserError(f"{path}: expected {{type: name, ...}}, got {value!r}")
+    return convert(value, annotation, path)
+
+
+def convert(value: Any, annotation: Any, path: str) -> Any:
+    """`value` as a type, leniently ("3" is an integer).
+
+    Raises:
+        UserError: it cannot be; the line names `path`.
+    """
+    adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        raise UserError(sentence(path, error.errors()[0])) from None
+
+
+def sentence(path: str, error: Any) -> str:
+    """What a pydantic error about the value at `path` comes to."""
+    message = error["msg"].replace("Input should be", "should be").replace("Value error, ", "")
+    return f"{path}: {message}, got {error['input']!r}"
