@@ -14,7 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-NETLAB = str(Path(__file__).parents[1] / "netlab")
+from benchmarks.network import NETLAB, netlab
+
 CONFIG = str(Path(__file__).with_name("chaos.yaml"))
 MBIT = 100  # of every cable
 DISK_MB = 64  # of every machine's checkpoints
@@ -43,7 +44,7 @@ class World:
     def __enter__(self) -> Self:
         """Lay the cables, mount the disks, start everything."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        _netlab("up", str(self.num_workers + 1), str(MBIT))
+        netlab("up", str(self.num_workers + 1), str(MBIT))
         for worker in range(self.num_workers):
             disk = self.disk(worker)
             disk.mkdir(parents=True)
@@ -74,7 +75,7 @@ class World:
         self._place.wait()
         for worker in range(self.num_workers):
             subprocess.run(["umount", "-l", str(self.disk(worker))], check=False)
-        _netlab("down")
+        netlab("down")
         for log in self._logs:
             log.close()
 
@@ -107,11 +108,11 @@ class World:
 
     def unplug(self, worker: int) -> None:
         """Pull a worker's cable."""
-        _netlab("cut", str(worker))
+        netlab("cut", str(worker))
 
     def replug(self, worker: int) -> None:
         """Put it back."""
-        _netlab("heal", str(worker))
+        netlab("heal", str(worker))
 
     def _trains(self, worker: int) -> bool:
         steps = self.run_dir(worker) / "diary" / "steps.bin"
@@ -163,7 +164,3 @@ class World:
                         self._processes[worker] = self._start(worker)
                         self.num_restarts += 1
             time.sleep(0.1)
-
-
-def _netlab(*arguments: str) -> None:
-    subprocess.run([NETLAB, *arguments], check=True, capture_output=True)

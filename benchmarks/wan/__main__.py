@@ -1,0 +1,230 @@
+"""Two hosts on a slow link: tokens per second, bytes as the kernel counts them, loss; ours beside others' (as root).
+
+    python -m benchmarks.wan --links A B
+
+Link A is so slow that one float32 all-reduce of the model takes 50 inner steps, link B so that it takes 400: the rate
+is set from a step's seconds, measured first. `ddp` is run for a few steps there, and once without a limit for its loss
+after equal tokens. Runs already in the output folder are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+from benchmarks.results import write
+from benchmarks.wan.hosts import launch
+
+OUTPUT = Path("runs/wan").absolute()
+MODEL_BITS = 32 * 858_880
+H = 100
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Who takes part.
+
+    Attributes:
+        name: in the table.
+        program: of `contenders.py`.
+        wire: what crosses.
+        overrides: of wan.yaml.
+        matches: the recipe of ours that does the same, for contenders from elsewhere.
+    """
+
+    name: str
+    program: str
+    wire: str
+    overrides: tuple[str, ...] = ()
+    matches: str = ""
+
+
+def ours(recipe: str, wire: str, *overrides: str, name: str = "") -> Contender:
+    """One of our recipes."""
+    return Contender(name or recipe, "ours", wire, (f"outer.recipe={recipe}", *overrides))
+
+
+TAU = f"outer.schedule.overlap_steps={H // 2 - 10}"
+CONTENDERS = [
+    Contender("nothing", "nothing", "-"),
+    ours("ddp", "float32"),
+    Contender("torchft DiLoCo", "torchft", "float32", ("outer.recipe=diloco",), "diloco"),
+    ours("diloco", "float32"),
+    Contender(
+        "torchft DiLoCo, streaming", "torchft-streaming", "float32", ("outer.recipe=diloco",), "streaming, float32"
+    ),
+    ours("streaming", "float32", "outer.compressor={type: cast}", TAU, name="streaming, float32"),
+    Contender("hivemind averaging", "hivemind", "float16", ("outer.recipe=diloco",), "opendiloco"),
+    ours("opendiloco", "float16"),
+    ours("streaming", "E3M0", TAU),
+    ours("eager", "E3M0"),
+    ours("dilocox", "rank 32, int4"),
+    ours("dct_momentum", "1/16, int8"),
+    ours("sparseloco", "1/64, 2 bits"),
+    ours("muloco", "2 bits"),
+]
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link.
+
+    Attributes:
+        name: A, B, ...
+        ratio: inner steps that one float32 all-reduce takes on it; 0: it is not limited.
+        steps: of a run.
+        ddp_steps: of the run of `ddp`.
+    """
+
+    name: str
+    ratio: int
+    steps: int
+    ddp_steps: int
+
+    def mbit(self, step_seconds: float) -> float:
+        """Its rate."""
+        return MODEL_BITS / (self.ratio * step_seconds) / 1e6 if self.ratio else 0.0
+
+
+FREE = Link("free", 0, 600, 600)
+LINKS = {"A": Link("A", 50, 600, 16), "B": Link("B", 400, 400, 4)}
+
+
+def run(contender: Contender, link: Link, mbit: float) -> dict[str, Any]:
+    """One run; what its workers wrote, and the figures made of it."""
+    ddp = contender.name == "ddp"
+    steps = link.ddp_steps if ddp else link.steps
+    every = 1 if ddp and link.ratio else H
+    folder = OUTPUT / f"{link.name}-{contender.name.replace(', ', '-').replace(' ', '-')}"
+    arguments = [contender.program, str(every), f"train.steps={steps}", *contender.overrides]
+    workers = launch(folder, [mbit] * 2, lambda result: ["benchmarks.wan.worker", str(result), *arguments])
+    marks, first = workers[0]["marks"], 0 if ddp else 1  # from one sync to another
+    per_step = max(
+        (worker["marks"][-1]["seconds"] - worker["marks"][first]["seconds"])
+        / (worker["marks"][-1]["step"] - worker["marks"][first]["step"])
+        for worker in workers
+    )
+    ceiling = max(sum(worker["step_seconds"]) / 2 for worker in workers)
+    sent = max((w["marks"][-1]["sent"] - w["marks"][first]["sent"]) for w in workers)
+    print(
+        f"{link.name} {contender.name:28} {100 * ceiling / per_step:6.2f} %  loss {marks[-1]['loss']:.4f}", flush=True
+    )
+    return {
+        "link": link.name,
+        "contender": contender.name,
+        "wire": contender.wire,
+        "matches": contender.matches,
+        "step_seconds": per_step,
+        "ceiling_seconds": ceiling,
+        "utilisation": ceiling / per_step,
+        "sent_per_step": sent / (marks[-1]["step"] - marks[first]["step"]),
+        "marks": marks,
+    }
+
+
+def loss_at(result: dict[str, Any], seconds: float) -> str:
+    """Of the newest mark before a time."""
+    known = [mark["loss"] for mark in result["marks"] if mark["seconds"] <= seconds]
+    return f"{known[-1]:.4f}" if known else "-"
+
+
+def rows_of(results: list[dict[str, Any]], ddp_loss: dict[int, float]) -> list[list[Any]]:
+    """The lines of one link."""
+    nothing = next(result for result in results if result["contender"] == "nothing")
+    ddp = next(result for result in results if result["contender"] == "ddp")
+    clock, steps = nothing["marks"][-1]["seconds"], nothing["marks"][-1]["step"]
+    rows = []
+    for result in results:
+        equal_tokens = ddp_loss.get(steps, float("nan")) if result is ddp else result["marks"][-1]["loss"]
+        rows.append(
+            [
+                result["link"],
+                result["contender"],
+                result["wire"],
+                f"{1024 / result['step_seconds']:,.0f}",
+                f"{100 * result['utilisation']:.2f} %",
+                f"{result['utilisation'] / ddp['utilisation']:.1f}",
+                f"{result['sent_per_step'] / 1e3:,.2f}",
+                f"{equal_tokens:.4f}",
+                loss_at(result, clock),
+            ]
+        )
+    return rows
+
+
+def compare(results: list[dict[str, Any]]) -> list[str]:
+    """A line for every contender from elsewhere and our matching recipe."""
+    lines = []
+    for other in results:
+        if not other["matches"]:
+            continue
+        own = next(result for result in results if result["contender"] == other["matches"])
+        lines.append(
+            f"link {other['link']}: {own['contender']} is {own['utilisation'] / other['utilisation']:.2f} times as "
+            f"fast as {other['contender']} ({other['wire']}), final loss {own['marks'][-1]['loss']:.4f} and "
+            f"{other['marks'][-1]['loss']:.4f}"
+        )
+    return lines
+
+
+def plot(results: list[dict[str, Any]], path: Path) -> None:
+    """Loss over wall-clock, a picture for each link."""
+    links = list(dict.fromkeys(result["link"] for result in results))
+    figure, axes = plt.subplots(1, len(links), figsize=(7 * len(links), 5), layout="constrained", squeeze=False)
+    for link, axis in zip(links, axes[0], strict=True):
+        for index, result in enumerate(result for result in results if result["link"] == link):
+            marks = result["marks"]
+            axis.plot(
+                [mark["seconds"] for mark in marks],
+                [mark["loss"] for mark in marks],
+                label=f"{result['contender']} ({100 * result['utilisation']:.1f} %)",
+                color=plt.get_cmap("tab20")(index),
+                marker=".",
+            )
+        axis.set(title=f"link {link}", xlabel="seconds", ylabel="evaluation loss of the anchor")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Measure a step, run what is missing, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--links", nargs="+", default=list(LINKS), choices=list(LINKS))
+    parser.add_argument("--only", nargs="*", default=[], help="names of contenders; all when not given")
+    arguments = parser.parse_args()
+    chosen = [contender for contender in CONTENDERS if not arguments.only or contender.name in arguments.only]
+    free = {contender.name: run(contender, FREE, 0) for contender in CONTENDERS[:2]}
+    step_seconds = free["nothing"]["ceiling_seconds"]
+    ddp_loss = {mark["step"]: mark["loss"] for mark in free["ddp"]["marks"]}
+    results, rows, notes = [], [], []
+    for link in (LINKS[name] for name in arguments.links):
+        mbit = link.mbit(step_seconds)
+        group = [run(contender, link, mbit) for contender in chosen]
+        results += group
+        rows += rows_of(group, ddp_loss)
+        notes += [f"link {link.name}: {mbit:.2f} Mbit/s, an inner step {step_seconds * 1e3:.1f} ms", *compare(group)]
+    columns = ["link", "contender", "wire", "tokens/s per worker", "utilisation", "times as fast as ddp",
+               "kB per step, by the kernel", "loss, equal tokens", "loss, equal wall-clock"]  # fmt: skip
+    notes += [
+        f"2 workers, each a network namespace and one core; H = {H} where it applies; the model is "
+        f"{MODEL_BITS / 8e6:.2f} MB in float32; equal model, data, batch, inner and outer optimizer settings",
+        "utilisation: against inner steps alone in the same process, just before and after; between two syncs, "
+        "without the first round; ddp: all steps but the first",
+        "equal wall-clock: when `nothing`, without communication, has done all its steps; ddp at equal tokens: on a "
+        "link without a limit; no warm start",
+    ]
+    path = write("wan", "Slow links", columns, rows, notes, results)
+    plot(results, path.with_suffix(".png"))
+    print(path.read_text())
+
+
+if __name__ == "__main__":
+    main()
