@@ -5,6 +5,7 @@ communication: the same steps and tokens per worker as all others. Runs already 
 so the benchmark can be interrupted and grown:
 
     python -m benchmarks.learning --seeds 0 1 --local-steps 5 10 30
+    python -m benchmarks.learning --name learning-batch-32 --set inner.batch_size=32 train.steps=2000
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import matplotlib.pyplot as plt
 from benchmarks.results import circumstances, write
 
 CONFIG = Path(__file__).with_suffix(".yaml")
-OUTPUT = Path("runs/learning")
+OUTPUT = Path("runs")
 ADAMW = "inner.optimizer={type: adamw, lr: 1.0e-2}"  # the best of 3e-3, 6e-3, 1e-2 for ddp
 _NOTHING_MB = 0.1  # where a logarithmic axis shows it
 MUON = "inner.optimizer={type: muon}"
@@ -62,9 +63,9 @@ def runs(local_steps: list[int], seeds: list[int], only: list[str]) -> list[tupl
     return [run for run in plan if not only or run[0] in only]
 
 
-def launch(name: str, local_steps: int, seed: int, overrides: list[str]) -> dict[str, Any]:
+def launch(output: Path, name: str, local_steps: int, seed: int, overrides: list[str]) -> dict[str, Any]:
     """One run; its summary."""
-    folder = OUTPUT / f"{name.replace(', ', '-').replace(' ', '-')}-H{local_steps}-seed{seed}"
+    folder = output / f"{name.replace(', ', '-').replace(' ', '-')}-H{local_steps}-seed{seed}"
     summary = folder / "summary.json"
     if not summary.exists() or not json.loads(summary.read_text())["finished"]:
         subprocess.run(["rm", "-rf", str(folder)], check=True)
@@ -144,17 +145,24 @@ def main() -> None:
     parser.add_argument("--local-steps", type=int, nargs="+", default=[5, 10, 30])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--only", nargs="*", default=[], help="names of methods; all when not given")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="for all runs")
+    parser.add_argument("--name", default="learning", help="of the results and of the folder in runs/")
     arguments = parser.parse_args()
-    results = [launch(*run) for run in runs(arguments.local_steps, arguments.seeds, arguments.only)]
+    plan = runs(arguments.local_steps, arguments.seeds, arguments.only)
+    results = [
+        launch(OUTPUT / arguments.name, name, steps, seed, [*overrides, *arguments.set])
+        for name, steps, seed, overrides in plan
+    ]
     columns = ["method", "inside", "H", "loss", "spread over seeds", "against ddp", "against alone", "against diloco",
                "against diloco with AdamW", "MB sent per worker", "times fewer than diloco"]  # fmt: skip
     notes = [
-        f"{CONFIG.name}: seeds {arguments.seeds}; 4 workers; equal steps and tokens per worker",
+        f"{' '.join([CONFIG.name, *arguments.set])}: seeds {arguments.seeds}; 4 workers",
+        "equal steps and tokens per worker",
         "loss: of the anchor on fixed validation sequences; bytes: as counted where they are sent, warm start included",
         "alone: one worker on its own share of the data, without communication",
         "against ddp, alone, diloco: those with the same inner optimizer, and the same H",
     ]
-    path = write("learning", "Learning after equal tokens", columns, table(results), notes, results)
+    path = write(arguments.name, "Learning after equal tokens", columns, table(results), notes, results)
     plot(results, path.with_suffix(".png"))
     print(path.read_text(), circumstances()["commit"])
 
