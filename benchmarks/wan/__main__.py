@@ -4,7 +4,8 @@
 
 Link A is so slow that one float32 all-reduce of the model takes 50 inner steps, link B so that it takes 400: the rate
 is set from a step's seconds, measured first. `ddp` is run for a few steps there, and once without a limit for its loss
-after equal tokens. Runs already in the output folder are not repeated.
+after equal tokens. The link "free" has no limit: what is missing there is the recipes' own work. Runs already in the
+output folder are not repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from benchmarks.wan.hosts import launch
 
 OUTPUT = Path("runs/wan").absolute()
 MODEL_BITS = 32 * 858_880
-H = 100
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def ours(recipe: str, wire: str, *overrides: str, name: str = "") -> Contender:
     return Contender(name or recipe, "ours", wire, (f"outer.recipe={recipe}", *overrides))
 
 
-TAU = f"outer.schedule.overlap_steps={H // 2 - 10}"
+TAU = "outer.schedule.overlap_steps={tau}"
 CONTENDERS = [
     Contender("nothing", "nothing", "-"),
     ours("ddp", "float32"),
@@ -79,12 +79,14 @@ class Link:
     Attributes:
         name: A, B, ...
         ratio: inner steps that one float32 all-reduce takes on it; 0: it is not limited.
+        local_steps: H.
         steps: of a run.
         ddp_steps: of the run of `ddp`.
     """
 
     name: str
     ratio: int
+    local_steps: int
     steps: int
     ddp_steps: int
 
@@ -93,17 +95,19 @@ class Link:
         return MODEL_BITS / (self.ratio * step_seconds) / 1e6 if self.ratio else 0.0
 
 
-FREE = Link("free", 0, 600, 600)
-LINKS = {"A": Link("A", 50, 600, 16), "B": Link("B", 400, 400, 4)}
+FREE = Link("free", 0, 50, 300, 600)
+LINKS = {"free": FREE, "A": Link("A", 50, 100, 600, 16), "B": Link("B", 400, 100, 400, 4)}
 
 
 def run(contender: Contender, link: Link, mbit: float) -> dict[str, Any]:
     """One run; what its workers wrote, and the figures made of it."""
     ddp = contender.name == "ddp"
     steps = link.ddp_steps if ddp else link.steps
-    every = 1 if ddp and link.ratio else H
+    every = 1 if ddp and link.ratio else link.local_steps
     folder = OUTPUT / f"{link.name}-{contender.name.replace(', ', '-').replace(' ', '-')}"
-    arguments = [contender.program, str(every), f"train.steps={steps}", *contender.overrides]
+    overrides = [override.format(tau=link.local_steps // 2 - 10) for override in contender.overrides]
+    overrides += [f"train.steps={steps}", f"outer.schedule.local_steps={link.local_steps}"]
+    arguments = [contender.program, str(every), *overrides]
     workers = launch(folder, [mbit] * 2, lambda result: ["benchmarks.wan.worker", str(result), *arguments])
     marks, first = workers[0]["marks"], 0 if ddp else 1  # from one sync to another
     per_step = max(
@@ -202,7 +206,7 @@ def main() -> None:
     arguments = parser.parse_args()
     chosen = [contender for contender in CONTENDERS if not arguments.only or contender.name in arguments.only]
     free = {contender.name: run(contender, FREE, 0) for contender in CONTENDERS[:2]}
-    step_seconds = free["nothing"]["ceiling_seconds"]
+    step_seconds = free["nothing"]["ceiling_seconds"]  # of an inner step
     ddp_loss = {mark["step"]: mark["loss"] for mark in free["ddp"]["marks"]}
     results, rows, notes = [], [], []
     for link in (LINKS[name] for name in arguments.links):
@@ -210,11 +214,12 @@ def main() -> None:
         group = [run(contender, link, mbit) for contender in chosen]
         results += group
         rows += rows_of(group, ddp_loss)
-        notes += [f"link {link.name}: {mbit:.2f} Mbit/s, an inner step {step_seconds * 1e3:.1f} ms", *compare(group)]
+        rate = f"{mbit:.2f} Mbit/s" if mbit else "without a limit"
+        notes += [f"link {link.name}: {rate}, an inner step {step_seconds * 1e3:.1f} ms", *compare(group)]
     columns = ["link", "contender", "wire", "tokens/s per worker", "utilisation", "times as fast as ddp",
                "kB per step, by the kernel", "loss, equal tokens", "loss, equal wall-clock"]  # fmt: skip
     notes += [
-        f"2 workers, each a network namespace and one core; H = {H} where it applies; the model is "
+        f"2 workers, each a network namespace and one core; H = 100, on the free link 50; the model is "
         f"{MODEL_BITS / 8e6:.2f} MB in float32; equal model, data, batch, inner and outer optimizer settings",
         "utilisation: against inner steps alone in the same process, just before and after; between two syncs, "
         "without the first round; ddp: all steps but the first",
