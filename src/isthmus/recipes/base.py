@@ -92,6 +92,7 @@ def attach(
 
 
 MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section
+FAST_MUON: dict[str, Any] = {"optimizer": {"type": "muon", "lr": 0.02}}  # where few directions cross
 _LARGE_H = 8
 _MANY_OUTER_STEPS = 500  # from here on a run is long, as in the papers, and their momentum is right
 

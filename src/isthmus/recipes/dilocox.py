@@ -5,7 +5,7 @@ from isthmus.compress.lowrank import LowRank
 from isthmus.compress.quantize import Quantize
 from isthmus.core import SyncSchedule
 from isthmus.outer import KeepProgress
-from isthmus.recipes.base import MUON, Plan, Recipe, outer_sgd, warm_start
+from isthmus.recipes.base import FAST_MUON, Plan, Recipe, outer_sgd, warm_start
 
 
 def dilocox(plan: Plan) -> Recipe:
@@ -21,5 +21,5 @@ def dilocox(plan: Plan) -> Recipe:
         compressor=ErrorFeedback(LowRank(rank=32, factors=Quantize(bits=4))),
         optimizer=outer_sgd(plan, local_steps, short_run_momentum=0.5),
         merge=KeepProgress(),
-        inner=MUON,
+        inner=FAST_MUON,
     )

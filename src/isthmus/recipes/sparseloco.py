@@ -4,7 +4,7 @@ from isthmus.compress.feedback import ErrorFeedback
 from isthmus.compress.quantize import Quantize
 from isthmus.compress.topk import TopK
 from isthmus.core import SyncSchedule
-from isthmus.recipes.base import MUON, Plan, Recipe, warm_start
+from isthmus.recipes.base import FAST_MUON, Plan, Recipe, warm_start
 
 
 def sparseloco(plan: Plan) -> Recipe:
@@ -19,5 +19,5 @@ def sparseloco(plan: Plan) -> Recipe:
         schedule=SyncSchedule(plan.local_steps or 30, warm_start_steps=warm_start_steps, warm_start_every=2),
         compressor=ErrorFeedback(TopK(keep=64, chunk=4096, values=Quantize(bits=2, block=64, scale_bits=8)), 0.95),
         optimizer={"type": "sgd", "lr": 1.0},
-        inner=MUON,
+        inner=FAST_MUON,
     )
