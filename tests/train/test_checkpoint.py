@@ -49,7 +49,7 @@ def said():
 
 @pytest.fixture
 def checkpoints(tmp_path, said):
-    return Checkpoints(tmp_path / "checkpoints", "worker-0", LAYOUT, said.append)
+    return Checkpoints(tmp_path / "checkpoints", 0, LAYOUT, say=said.append)
 
 
 def test_load_gives_back_what_was_saved_bit_for_bit(checkpoints):
@@ -105,10 +105,10 @@ def test_another_version_of_the_format_is_refused(checkpoints, said, monkeypatch
 
 def test_another_layout_is_refused_with_both_values(checkpoints, tmp_path):
     checkpoints.save(10, state())
-    other = Checkpoints(tmp_path / "checkpoints", "worker-0", {**LAYOUT, "model.hidden_size": 16})
+    other = Checkpoints(tmp_path / "checkpoints", 0, {**LAYOUT, "model.hidden_size": 16})
     with pytest.raises(UserError, match="model.hidden_size is 8 there and 16 here"):
         other.usable()
-    fewer = Checkpoints(tmp_path / "checkpoints", "worker-0", {"model.hidden_size": 8})
+    fewer = Checkpoints(tmp_path / "checkpoints", 0, {"model.hidden_size": 8})
     with pytest.raises(UserError, match=r"parameter a is \[2\] torch.float32 there and None here"):
         fewer.usable()
 
@@ -124,7 +124,7 @@ def test_prune_keeps_the_newest_that_all_have_and_whatever_is_newer(checkpoints)
 
 
 def test_another_workers_checkpoints_are_left_alone(checkpoints, tmp_path):
-    other = Checkpoints(tmp_path / "checkpoints", "worker-1", LAYOUT)
+    other = Checkpoints(tmp_path / "checkpoints", 1, LAYOUT)
     for step in (10, 20):
         checkpoints.save(step, state())
         other.save(step, state())
