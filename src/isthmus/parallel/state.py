@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -37,8 +38,9 @@ class Part:
                 begin = min(mesh.get_local_rank(axis) * size, sizes[dim])
                 offsets[dim] += begin
                 sizes[dim] = min(size, sizes[dim] - begin)
-        assert local_view(tensor).shape == torch.Size(sizes)
-        return cls(tuple(tensor.shape), tuple(offsets), tuple(sizes))
+        local = local_view(tensor)
+        assert list(local.shape) == sizes or local.numel() == math.prod(sizes) == 0  # FSDP2 has rows of no columns
+        return cls(tuple(tensor.shape), tuple(offsets), tuple(local.shape))
 
 
 class Stored:

@@ -75,7 +75,7 @@ def load_resharded(
     moved = Resharding(checkpoints.load_ranks(step), Holding.of(model, optimizer, method))
     state = moved.state(checkpoints.rank, optimizer.state_dict(), method.outer_optimizer.state_dict())
     if checkpoints.worker == checkpoints.rank == 0:
-        anew = ", ".join(["random numbers", *(f"compressor memory {name!r}" for name in sorted(moved.forgotten))])
+        anew = ", ".join(["random numbers", *(f"compressor memory {path!r}" for path in sorted(moved.forgotten))])
         checkpoints.say(f"resuming a checkpoint of {there} on {checkpoints.mesh}; begin anew: {anew}")
     return state
 
@@ -93,7 +93,7 @@ class Resharding:
         UserError: the former mesh cut the model into other fragments.
 
     Attributes:
-        forgotten: names of compressor memory that belongs to the former parts as a whole: it begins anew.
+        forgotten: paths of compressor memory that belongs to the former parts as a whole: it begins anew.
     """
 
     def __init__(self, ranks: list[State], own: Holding) -> None:
@@ -164,26 +164,28 @@ class Resharding:
                 state[number] = {key: self._cut(name, [one.get(key) for one in entries]) for key in sorted(keys)}
         return {**fresh, "state": state}
 
-    def _memory(self, index: int, memories: list[State], of_fragment: bool = True) -> State:
+    def _memory(self, index: int, memories: list[State], of_fragment: bool = True, path: str = "") -> State:
         """A compressor's, as far as it can move.
 
         Args:
             index: of the fragment.
             memories: of the ranks.
             of_fragment: whether this compressor works on the fragment's own tensors, in their order.
+            path: where in the whole memory.
         """
         result: State = {}
         for key in sorted({key for memory in memories for key in memory}):
             values = [memory.get(key) for memory in memories]
             value = next((value for value in values if value is not None), None)
             if isinstance(value, dict):
-                result[key] = self._memory(index, [v or {} for v in values], of_fragment and key == "compressor")
+                inside = [value or {} for value in values]
+                result[key] = self._memory(index, inside, of_fragment and key == "compressor", f"{path}{key}.")
             elif not any(map(_holds_tensors, values)):
                 result[key] = value
             elif of_fragment and all(map(self._is_elementwise, [index] * len(values), self.there, values)):
                 result[key] = self._cut_all(index, values)
             else:
-                self.forgotten.add(key)
+                self.forgotten.add(path + key)
         return result
 
     def _is_elementwise(self, index: int, there: Holding, value: Any) -> bool:
