@@ -3,6 +3,7 @@
 import errno
 import math
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -248,6 +249,14 @@ def test_all_ranks_of_a_former_mesh_have_to_be_there(tmp_path, said, ranks):
     assert any("worker-1-rank-1/manifest.json cannot be read" in line for line in said)
 
 
+def test_the_first_rank_tells_on_which_mesh_a_checkpoint_was_written(tmp_path):
+    ranks_of(tmp_path, Mesh(shard=2))[1].save(10, state(1))  # left behind
+    ranks_of(tmp_path, Mesh())[0].save(10, state(0))
+    for rank in ranks_of(tmp_path, Mesh(shard=2)):
+        assert rank.usable() == [10]
+        assert rank.mesh_of(10) == Mesh()
+
+
 def test_ranks_that_saved_on_different_meshes_are_no_checkpoint(tmp_path, said):
     ranks_of(tmp_path, Mesh(shard=2))[0].save(10, state())
     ranks_of(tmp_path, Mesh(tp=2))[1].save(10, state())
@@ -279,6 +288,7 @@ def test_the_first_rank_deletes_what_ranks_left_that_are_no_more(tmp_path):
         "step-00000030/worker-1-rank-1"
     ]
     second.discard_after(20)
+    shutil.rmtree(tmp_path / "step-00000010/worker-1")  # as where that rank's disk was full
     first.save(40, state())
     second.save(40, state())
     first.prune(keep=1, last_common=40)

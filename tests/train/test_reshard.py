@@ -9,7 +9,7 @@ from isthmus.core import State, UserError
 from isthmus.parallel import Mesh
 from isthmus.parallel.state import Part
 from isthmus.train.checkpoint import Checkpoints
-from isthmus.train.reshard import Holding, Resharding
+from isthmus.train.reshard import Holding, Resharding, check_fragments
 
 MATRIX, BIAS = torch.arange(15.0).view(5, 3), torch.arange(5.0)
 FORMER = Mesh(shard=3)
@@ -111,12 +111,14 @@ def test_metrics_go_on_where_there_are_some(ranks):
     assert [resharding.state(rank, {}, {})["metrics_bytes"] for rank in range(5)] == [100, 102, 104, 0, 0]
 
 
-def test_other_fragments_are_refused(ranks):
-    own = holding(0, 5)
-    other = Holding(own.parts, own.optimizer, [["matrix", "bias"], []])
+@pytest.mark.parametrize("here", [Mesh(), Mesh(pp=2, stages_per_rank=2), Mesh(pp=4)])
+def test_other_stages_move_only_where_there_is_one_fragment(here):
+    there = Mesh(pp=2, shard=2)
+    check_fragments(1, there, here)
+    check_fragments(3, there, Mesh(pp=2, tp=4))
     with pytest.raises(UserError) as refused:
-        Resharding(ranks, other)
+        check_fragments(3, there, here)
     assert str(refused.value) == (
-        "mesh: other pipeline stages make other fragments (bias is in fragment 0 here, but not in the checkpoint): "
-        "resume with mesh.pp and mesh.stages_per_rank as they were"
+        "mesh: pipeline stages make fragments of their own, and this run has 3: "
+        "resume with mesh.pp 2 and mesh.stages_per_rank 1"
     )

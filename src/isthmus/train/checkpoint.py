@@ -164,8 +164,8 @@ class Checkpoints:
         """
         past = sorted(step for step in self._steps(self.name) if step <= last_common)
         kept = [step for step in past if step not in unsaved][-keep:] if len(past) > keep else past
-        for step in past:
-            if step in kept:
+        for step in self._all_steps():
+            if step > last_common or step in kept:
                 continue
             self._delete(step)
             with suppress(OSError):  # another worker's may lie there still, or it was quicker
@@ -173,10 +173,9 @@ class Checkpoints:
 
     def discard_after(self, step: int) -> None:
         """Delete what is newer than `step`, from which the run goes on, and what a kill has left half done."""
-        for name in self._names():
-            for newer in self._steps(name):
-                if newer > step:
-                    self._delete(newer)
+        for newer in self._all_steps():
+            if newer > step:
+                self._delete(newer)
         self.discard_half_done()
 
     def discard_half_done(self) -> None:
@@ -193,6 +192,10 @@ class Checkpoints:
 
     def _steps(self, name: str) -> list[int]:
         return [int(path.parent.name[5:]) for path in self.folder.glob(f"step-*/{name}")]
+
+    def _all_steps(self) -> set[int]:
+        """Of what this process may delete."""
+        return {step for name in self._names() for step in self._steps(name)}
 
     def _names(self) -> list[str]:
         """Whose checkpoints this process deletes: its own; a first rank those of former ranks, too."""
@@ -211,8 +214,9 @@ class Checkpoints:
                 shutil.rmtree(path.with_suffix(".tmp"))
 
     def _witness(self, step: int) -> str:
-        """A rank whose manifest tells the mesh of a checkpoint: this one, or where it had none, the worker's first."""
-        return self.name if self._path(step).exists() else name_of(self.worker)
+        """A rank whose manifest tells a checkpoint's mesh: the worker's first, or if it is not to be seen, this."""
+        first = name_of(self.worker)
+        return first if self._path(step, first).exists() else self.name
 
     def _manifest(self, step: int, name: str) -> dict[str, Any]:
         path = self._path(step, name) / "manifest.json"

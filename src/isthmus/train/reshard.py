@@ -10,6 +10,7 @@ from torch import nn
 
 from isthmus.core import State, UserError
 from isthmus.outer import OuterLoop
+from isthmus.parallel import Mesh
 from isthmus.parallel.state import Part, Stored, assemble, named_tensors
 from isthmus.train.checkpoint import Checkpoints
 from isthmus.train.data_parallel import DataParallel
@@ -72,12 +73,22 @@ def load_resharded(
     if there.division == checkpoints.mesh.division:
         return checkpoints.load(step)
     assert isinstance(method, OuterLoop)  # without one a worker has one rank
+    check_fragments(len(method.fragments), there, checkpoints.mesh)
     moved = Resharding(checkpoints.load_ranks(step), Holding.of(model, optimizer, method))
     state = moved.state(checkpoints.rank, optimizer.state_dict(), method.outer_optimizer.state_dict())
     if checkpoints.worker == checkpoints.rank == 0:
         anew = ", ".join(["random numbers", *(f"compressor memory {path!r}" for path in sorted(moved.forgotten))])
         checkpoints.say(f"resuming a checkpoint of {there} on {checkpoints.mesh}; begin anew: {anew}")
     return state
+
+
+def check_fragments(num_fragments: int, there: Mesh, here: Mesh) -> None:
+    """Refuse to move a run between meshes that cut the model into different fragments; alike on all ranks."""
+    if num_fragments > 1 and (there.pp, there.stages_per_rank) != (here.pp, here.stages_per_rank):
+        raise UserError(
+            f"mesh: pipeline stages make fragments of their own, and this run has {num_fragments}: "
+            f"resume with mesh.pp {there.pp} and mesh.stages_per_rank {there.stages_per_rank}"
+        )
 
 
 class Resharding:
@@ -89,9 +100,6 @@ class Resharding:
         ranks: their states, tensors as `Stored`.
         own: what this rank holds.
 
-    Raises:
-        UserError: the former mesh cut the model into other fragments.
-
     Attributes:
         forgotten: paths of compressor memory that belongs to the former parts as a whole: it begins anew.
     """
@@ -100,12 +108,6 @@ class Resharding:
         self.ranks, self.own = ranks, own
         self.there = [Holding.from_state_dict(rank["holding"]) for rank in ranks]
         self.forgotten = set[str]()
-        for index, names in enumerate(own.fragments):
-            if strangers := set(names).difference(*(holding.fragments[index] for holding in self.there)):
-                raise UserError(
-                    f"mesh: other pipeline stages make other fragments ({min(strangers)} is in fragment {index} here, "
-                    "but not in the checkpoint): resume with mesh.pp and mesh.stages_per_rank as they were"
-                )
 
     def state(self, rank: int, inner: State, outer: State) -> State:
         """What rank number `rank` would have saved on the new mesh, but for its random numbers.
@@ -190,7 +192,7 @@ class Resharding:
 
     def _is_elementwise(self, index: int, there: Holding, value: Any) -> bool:
         sizes = [there.parts[name].sizes for name in there.fragments[index]]
-        return isinstance(value, list) and [stored.shape for stored in value] == sizes
+        return isinstance(value, list) and [getattr(stored, "shape", None) for stored in value] == sizes
 
     def _cut_all(self, index: int, lists: list[list[Stored]]) -> list[torch.Tensor]:
         """A tensor for every parameter that this rank has of a fragment."""
