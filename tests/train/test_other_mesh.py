@@ -75,7 +75,7 @@ def test_the_run_that_moved_had_a_sync_in_flight_and_residuals(runs):
 
 def test_another_number_of_workers_is_refused_all_the_same(runs, tmp_path):
     folder = back_to(STEP, runs["shard"], tmp_path / "run")
-    assert run(folder, num_workers=1, resume=True) == [2]
+    assert run(folder, "outer.optimizer.lr=0.6", num_workers=1, resume=True) == [2]
     assert "train.workers is 2 there and 1 here" in said(folder, 0)
 
 
