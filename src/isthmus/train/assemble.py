@@ -127,17 +127,8 @@ def config_hash(config: RunConfig) -> str:
 
 
 def layout(config: RunConfig, model: nn.Module) -> dict[str, Any]:
-    """What must be equal for a checkpoint to fit: the method, the model, and what positions are positions in."""
-    kept = (
-        "model.",
-        "data.",
-        "outer.",
-        "mesh.",
-        "train.workers",
-        "train.seed",
-        "inner.optimizer.type",
-        "inner.batch_size",
-    )
+    """What must be equal for a checkpoint to fit: the method, the whole model, and what positions are positions in."""
+    kept = ("model.", "data.", "outer.", "train.workers", "train.seed", "inner.optimizer.type", "inner.batch_size")
     shared = {key: value for key, value in shared_keys(config).items() if key.startswith(kept)}
     shared = {key: value for key, value in shared.items() if not key.startswith("outer.transport.")}
     shapes = {f"parameter {name}": f"{list(p.shape)} {p.dtype}" for name, p in model.named_parameters()}
