@@ -16,15 +16,16 @@ from isthmus.core.fragment import Fragment
 from isthmus.core.schedule import SyncSchedule
 from isthmus.core.types import State, SyncReport
 from isthmus.outer.anchor import anchors, fingerprint, worker_fingerprint
-from isthmus.outer.apply import apply, refuse, start_over, zeros
+from isthmus.outer.apply import apply, refuse, start_over
 from isthmus.outer.background import Background
 from isthmus.outer.catch_up import adopt, most_bytes, shared_state
 from isthmus.outer.fit import check_parts
 from isthmus.outer.guard import Guard
 from isthmus.outer.merge import Merge, Replace
+from isthmus.outer.offload import Offload
 from isthmus.outer.pace import Pace
 from isthmus.outer.rounds import Rounds
-from isthmus.outer.sync import Exchange, Outcome, Sync, copy_dicts
+from isthmus.outer.sync import Exchange, Outcome, Sync, copy_dicts, pseudo_gradient, zeros
 from isthmus.transport.base import Behind, Transport
 
 Stage = Literal["training", "landing", "last", "finished"]
@@ -47,6 +48,7 @@ class OuterLoop:
         hash_every: syncs between two comparisons of the anchors' hash over all workers.
         steps: of the whole run: a slow worker, for which one inner step counts more, must not overshoot its end.
         guard: what a contribution must be like not to be left out.
+        offload: where outer state stays between syncs.
 
     Raises:
         Drift: anchors that must be equal are not (here already when workers start from different weights).
@@ -64,16 +66,20 @@ class OuterLoop:
         hash_every: int = 10,
         steps: int | None = None,
         guard: Guard = Guard(),  # noqa: B008 (a frozen value)
+        offload: Offload = Offload(),  # noqa: B008 (a frozen value)
     ) -> None:
         check_parts(fragments, schedule, transport, merge)
         self.fragments, self.transport, self.merge = fragments, transport, merge
         self.rounds = Rounds(schedule)
         self.replicated = compressor.replicated and merge.replicated
         hash_every = hash_every if self.replicated else 0
-        self.exchange = Exchange(compressor, transport, guard, not merge.replicated, hash_every)
+        self.exchange = Exchange(compressor, transport, guard, not merge.replicated, hash_every, offload)
         self.steps = steps
         self._delayed = schedule.overlap_steps == schedule.local_steps
         self.outer_optimizer = outer_optimizer(anchors(fragments))
+        self.offload = offload
+        for fragment in fragments:
+            offload.put_fragment(fragment, self.outer_optimizer)
         self.inner_steps = 0
         self.outer_steps = 0  # syncs sent so far, over all fragments
         self.in_flight: dict[int, Sync] = {}
@@ -200,7 +206,8 @@ class OuterLoop:
             fragment.state, fragment.version = copy_dicts(saved["state"]), saved["version"]
         self.in_flight = {}
         for saved in state_dict["in_flight"]:
-            self._dispatch(Sync(**saved))
+            own = [tensor.to(self.fragments[saved["fragment"]].device) for tensor in saved["own"]]
+            self._dispatch(Sync(**saved | {"own": own}))
 
     def shared_state(self, wait_seconds: float) -> State:
         """See `catch_up.shared_state`."""
@@ -227,10 +234,10 @@ class OuterLoop:
 
     def _capture(self, index: int) -> Sync:
         fragment = self.fragments[index]
-        own = [anchor.detach() - param.float() for anchor, param in zip(fragment.anchor, fragment.params, strict=True)]
+        own = pseudo_gradient(fragment, self.offload)
         before = self.in_flight.get(index)
         if before and self.merge.keeps_progress and not before.detached:  # on its way already: do not count it twice
-            torch._foreach_sub_(own, before.own)
+            torch._foreach_sub_(own, self.offload.get(before.own, fragment.device))
         detached = self._delayed and not self.merge.keeps_progress and not self.rounds.warm(self.inner_steps)
         rider = self.transport.rider if index == len(self.fragments) - 1 else None  # it moves once a round
         return Sync(index, own, detached, rider.claim() if rider else None)
@@ -243,7 +250,7 @@ class OuterLoop:
 
     def _dispatch(self, sync: Sync) -> None:
         fragment = self.fragments[sync.fragment]
-        job = partial(self.exchange.run, sync, fragment, copy_dicts(fragment.state), self.transport.now())
+        job = partial(self.exchange.run, sync, fragment, fragment.state, self.transport.now())
         sync.outcome = self._background.submit(job)
         self.in_flight[sync.fragment] = sync
 
@@ -257,10 +264,11 @@ class OuterLoop:
             outcome = self._take(sync) if sync else self._empty(fragment)
             self.transport_state = outcome.transport
             if sync and not outcome.report.committed:
-                refuse(fragment, sync, newer)
+                refuse(fragment, sync, newer, self.offload)
             else:
                 self.rounds.effort = outcome.report.effort
-                apply(fragment, sync, outcome, self.merge, self.outer_optimizer, newer, plain, closing)
+                parts = (self.merge, self.outer_optimizer, newer, plain, closing, self.offload)
+                apply(fragment, sync, outcome, *parts)
             if sync and sync.left_out:
                 start_over(self.fragments, [*self.in_flight.values(), *captured])
                 if self.transport.rider:
