@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from isthmus.core.fragment import Fragment
+from isthmus.core.streams import hand_over
 from isthmus.core.types import State, Tensors
 from isthmus.outer.sync import Outcome, Sync, arrived, pseudo_gradient, zeros
 from isthmus.transport.base import TransportError
@@ -52,6 +53,7 @@ def _copy_state(loop: OuterLoop) -> State:
     in_flight, transport = list[State](), loop.transport_state
     for sync in sorted(loop.in_flight.values(), key=lambda sync: sync.outer_step):
         outcome = sync.outcome.result() if sync.outcome and sync.outcome.done() else None
+        hand_over(outcome.mean if outcome else [])
         mean = [tensor.clone() for tensor in outcome.mean] if outcome else []
         effort = outcome.report.effort if outcome else loop.rounds.effort
         known = {"known": outcome is not None, "committed": bool(mean), "mean": mean, "effort": effort}

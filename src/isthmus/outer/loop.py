@@ -14,6 +14,7 @@ from torch import nn
 from isthmus.compress.base import Compressor
 from isthmus.core.fragment import Fragment
 from isthmus.core.schedule import SyncSchedule
+from isthmus.core.streams import hand_over
 from isthmus.core.types import State, SyncReport
 from isthmus.outer.anchor import anchors, fingerprint, worker_fingerprint
 from isthmus.outer.apply import apply, refuse, start_over
@@ -88,7 +89,7 @@ class OuterLoop:
         self.transport_state = transport.state_dict()  # as of the last finished sync
         self.pace = Pace(schedule.local_steps)
         self._reports: list[SyncReport] = []
-        self._background = Background()
+        self._background = Background(fragments[0].device)
         transport.join(self)
         if self._background.submit(self._compare_anchors).result():
             self._catch_up()
@@ -297,6 +298,7 @@ class OuterLoop:
         """The outcome of a sync that has arrived, reported."""
         assert sync.outcome is not None
         outcome = sync.outcome.result()
+        hand_over([*outcome.mean, *outcome.message])
         hidden_seconds = max(0.0, outcome.report.seconds - sync.waited_seconds)
         self._reports.append(replace(outcome.report, hidden_seconds=hidden_seconds))
         self.pace.adopt(self.transport.pace(self.pace.steps_per_second))

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from isthmus.core.fragment import Fragment
+from isthmus.core.streams import copy_to
 from isthmus.core.types import UserError
 
 Tree = TypeVar("Tree")  # a tensor, or dicts and lists of tensors and plain values
@@ -39,7 +40,7 @@ class Offload:
     def put(self, tree: Tree) -> Tree:
         """Offload tensors; on return the copies are complete."""
         device = self.device
-        return tree if device is None else _map(tree, lambda tensor: _copy(tensor, torch.device(device)))
+        return tree if device is None else _map(tree, lambda tensor: copy_to(tensor, torch.device(device)))
 
     def get(self, tree: Tree, device: torch.device) -> Tree:
         """What `put` has kept, on `device`."""
@@ -72,14 +73,6 @@ def _move(
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and name != "step":  # torch leaves step counts on the CPU
                 state[name] = move(value)
-
-
-def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    pinned = torch.cuda.is_available() and device.type == "cpu"
-    copy = torch.empty_like(tensor, device=device, pin_memory=pinned).copy_(tensor, non_blocking=True)
-    if tensor.is_cuda:
-        torch.cuda.current_stream(tensor.device).synchronize()
-    return copy
 
 
 def _map(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -37,7 +37,7 @@ class Recipe:
     split: str = "whole"
     inner: dict[str, Any] = field(default_factory=dict)  # defaults of the inner section
 
-    def outer_loop(self, model: nn.Module, transport: Transport, offload: str | None = None) -> OuterLoop:
+    def outer_loop(self, model: nn.Module, transport: Transport, offload: Offload = Offload()) -> OuterLoop:  # noqa: B008
         """This method on `model`, for a training loop of one's own; joins the other workers."""
         if self.schedule is None:
             raise UserError("ddp has no outer loop: wrap the model in torch's DistributedDataParallel")
@@ -48,7 +48,7 @@ class Recipe:
             transport,
             factory(OUTER_OPTIMIZERS, self.optimizer, "params"),
             self.merge,
-            offload=Offload(offload),
+            offload=offload,
         )
 
 
@@ -95,7 +95,7 @@ def attach(
     """
     _, num_ranks = find_world()
     plan = Plan(num_ranks // ranks_per_worker, steps, local_steps)
-    return RECIPES.get(name)(plan).outer_loop(model, TorchDist(ranks_per_worker=ranks_per_worker), offload)
+    return RECIPES.get(name)(plan).outer_loop(model, TorchDist(ranks_per_worker=ranks_per_worker), Offload(offload))
 
 
 MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section
