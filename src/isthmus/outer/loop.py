@@ -26,7 +26,8 @@ from isthmus.outer.merge import Merge, Replace
 from isthmus.outer.offload import Offload
 from isthmus.outer.pace import Pace
 from isthmus.outer.rounds import Rounds
-from isthmus.outer.sync import Exchange, Outcome, Sync, copy_dicts, pseudo_gradient, zeros
+from isthmus.outer.saved import restore, saved_state
+from isthmus.outer.sync import Exchange, Outcome, Sync, pseudo_gradient, zeros
 from isthmus.transport.base import Behind, Transport
 
 Stage = Literal["training", "landing", "last", "finished"]
@@ -175,40 +176,15 @@ class OuterLoop:
         return (self._background.submit(job).result() if self._background.close.alive else job()).hex()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the model's own parameters; syncs in flight as what was captured for them."""
-        return {
-            "inner_steps": self.inner_steps,
-            "outer_steps": self.outer_steps,
-            "rounds": self.rounds.state_dict(),
-            "outer_optimizer": self.outer_optimizer.state_dict(),
-            "transport": self.transport_state,
-            "fragments": [
-                {"anchor": [a.detach() for a in f.anchor], "state": copy_dicts(f.state), "version": f.version}
-                for f in self.fragments
-            ],
-            "in_flight": [
-                {name: getattr(sync, name) for name in ("fragment", "own", "detached", "claim", "outer_step")}
-                for sync in sorted(self.in_flight.values(), key=lambda sync: sync.outer_step)
-            ],
-        }
+        """See `saved.saved_state`."""
+        return saved_state(self)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state: syncs that were in flight are sent again."""
         self._arrived(sorted(self.in_flight))
-        self.inner_steps, self.outer_steps = state_dict["inner_steps"], state_dict["outer_steps"]
-        self.rounds.load_state_dict(state_dict["rounds"])
-        self.outer_optimizer.load_state_dict(state_dict["outer_optimizer"])
-        self.transport_state = state_dict["transport"]
-        self.transport.load_state_dict(self.transport_state)
-        for fragment, saved in zip(self.fragments, state_dict["fragments"], strict=True):
-            for anchor, value in zip(fragment.anchor, saved["anchor"], strict=True):
-                anchor.copy_(value)
-            fragment.state, fragment.version = copy_dicts(saved["state"]), saved["version"]
-        self.in_flight = {}
-        for saved in state_dict["in_flight"]:
-            own = [tensor.to(self.fragments[saved["fragment"]].device) for tensor in saved["own"]]
-            self._dispatch(Sync(**saved | {"own": own}))
+        for sync in restore(self, state_dict):
+            self._dispatch(sync)
 
     def shared_state(self, wait_seconds: float) -> State:
         """See `catch_up.shared_state`."""
