@@ -147,6 +147,30 @@ def test_only_one_fragment_has_its_outer_state_beside_the_parameters() -> None:
     assert peak < plain_peak - 3 * (BLOCKS - 1) / BLOCKS
 
 
+def after_steps_on(device: str, offload: Offload) -> list[torch.Tensor]:
+    """Local parameters and anchors of a worker whose syncs are in flight during some steps."""
+    torch.manual_seed(0)
+    model = Blocks().to(device)
+    schedule = SyncSchedule(4, num_fragments=2, overlap_steps=1)
+    method = {"compressor": ErrorFeedback(Quantize(4)), "outer_optimizer": nesterov, "merge": Mix(0.5)}
+    transport = Local(LocalWorld(1), 0)
+    loop = OuterLoop(split_strided(model, 2), schedule, transport=transport, offload=offload, hash_every=1, **method)
+    for _ in range(21):
+        with torch.no_grad():
+            for param in model.parameters():
+                param.add_(param.cos(), alpha=0.01)
+        loop.step()
+    loop.close()
+    return [*model.parameters(), *(anchor for fragment in loop.fragments for anchor in fragment.anchor)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"][: 1 + torch.cuda.is_available()])
+def test_on_every_device_there_is_the_result_is_the_same_bitwise(device: str) -> None:
+    plain, offloaded = after_steps_on(device, Offload()), after_steps_on(device, Offload("cpu"))
+    assert {tensor.device.type for tensor in offloaded[BLOCKS:]} == {"cpu"}
+    assert all(torch.equal(a, b.to(a.device)) for a, b in zip(plain, offloaded, strict=True))
+
+
 @pytest.mark.parametrize("device", ["cuda:7", "meta", "gpu", "hpu", "xla", ""])
 def test_a_device_that_does_not_exist_is_one_clear_line(device: str) -> None:
     if device.startswith("cuda") and torch.cuda.device_count() > 7:

@@ -42,7 +42,7 @@ def run(kernel: Kernel, rows: torch.Tensor, *others: Any) -> torch.Tensor:
 @functools.cache
 def compiled(kernel: Kernel) -> Kernel:
     """The kernel, to be compiled at its first call for any number of rows."""
-    inner: Kernel = torch.compile(kernel, fullgraph=True, options=_OPTIONS)
+    inner: Kernel = torch.compile(kernel, options=_OPTIONS)
 
     def call(rows: torch.Tensor, *others: Any) -> torch.Tensor:
         torch._dynamo.maybe_mark_dynamic(rows, 0)

@@ -32,12 +32,8 @@ MEETING_PLACE = "MEETING_PLACE"  # environment variable of a launcher's workers:
 
 _PLACES = ("host", "lighthouse", "initial_peers", "identity_folder", "listen", "announce", "relay")
 # what may differ between workers
-_PRIVATE = {
-    "train.run_dir",
-    "inner.micro_batch_size",
-    "outer.offload",
-    *(f"outer.transport.{name}" for name in _PLACES),
-}
+_OWN = ("train.run_dir", "inner.micro_batch_size", "outer.offload")
+_PRIVATE = {*_OWN, *(f"outer.transport.{name}" for name in _PLACES)}
 
 
 def open_data(config: RunConfig, model: ModelSpec) -> Corpus:
