@@ -36,6 +36,11 @@ class Fragment:
     state: State = field(default_factory=dict)  # compressor memory, private to this worker
     version: int = 0  # committed outer steps of this fragment
 
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.params[0].device if self.params else torch.device("cpu")
+
     @classmethod
     def of(cls, name: str, params: dict[str, nn.Parameter]) -> Fragment:
         """A fragment of these parameters, anchored at their present values."""

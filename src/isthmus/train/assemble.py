@@ -21,7 +21,7 @@ from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES, SupervisedStep
 from isthmus.inner.pipelined import PipelinedStep
 from isthmus.models import MODELS, ModelSpec
 from isthmus.models.stages import cut
-from isthmus.outer import MERGES, OuterLoop
+from isthmus.outer import MERGES, Offload, OuterLoop
 from isthmus.parallel import apply_fsdp, apply_tp, tensor_plan
 from isthmus.parallel.pipeline import Stages
 from isthmus.spec import build, factory
@@ -32,7 +32,8 @@ MEETING_PLACE = "MEETING_PLACE"  # environment variable of a launcher's workers:
 
 _PLACES = ("host", "lighthouse", "initial_peers", "identity_folder", "listen", "announce", "relay")
 # what may differ between workers
-_PRIVATE = {"train.run_dir", "inner.micro_batch_size", *(f"outer.transport.{name}" for name in _PLACES)}
+_OWN = ("train.run_dir", "inner.micro_batch_size", "outer.offload")
+_PRIVATE = {*_OWN, *(f"outer.transport.{name}" for name in _PLACES)}
 
 
 def open_data(config: RunConfig, model: ModelSpec) -> Corpus:
@@ -96,6 +97,7 @@ def build_method(config: RunConfig, model: nn.Module, **more: Any) -> OuterLoop 
         build(MERGES, outer.merge),
         outer.hash_every,
         config.train.steps,
+        offload=Offload(outer.offload),
     )
 
 
