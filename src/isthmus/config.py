@@ -23,7 +23,7 @@ from isthmus.core import SPLITS, Registry, SyncSchedule, UserError, nearest
 from isthmus.data import DATA
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES
 from isthmus.models import MODELS
-from isthmus.outer import MERGES
+from isthmus.outer import MERGES, Offload
 from isthmus.parallel import Mesh
 from isthmus.spec import Spec, check, convert, factory, read_arguments, sentence
 from isthmus.transport import TRANSPORTS
@@ -89,6 +89,10 @@ def _known_split(name: str) -> str:
     return name
 
 
+def _usable_device(name: str | None) -> str | None:
+    return Offload(name).device
+
+
 _GIVEN_TO_TRANSPORTS = ("identity", "expected_workers", "ranks_per_worker", "rider", "say")
 
 
@@ -122,6 +126,7 @@ class OuterConfig(Section):
     optimizer: Annotated[Spec, BeforeValidator(_read_outer_optimizer)] | None = None
     split: Annotated[str, AfterValidator(_known_split)] = "whole"
     hash_every: Count = 10  # syncs between two comparisons of the anchors' hash
+    offload: Annotated[str | None, AfterValidator(_usable_device)] = None  # where outer state stays; None: the model's
 
 
 class TrainConfig(Section):

@@ -10,7 +10,7 @@ from tests.elastic import Town, kill_at, lose
 from tests.transport.heal_world import Trickle
 
 from isthmus.core import SyncSchedule, split_balanced
-from isthmus.outer import KeepProgress, Mix, Replace
+from isthmus.outer import KeepProgress, Mix, Offload, Replace
 from isthmus.transport.heal.fetch import fetch
 
 SCHEDULES = {
@@ -19,6 +19,7 @@ SCHEDULES = {
     "fragments": {"schedule": SyncSchedule(4, 2, 1), "split": lambda m: split_balanced(m, 2), "merge": Mix(0.5)},
     "delayed": {"schedule": SyncSchedule(3, overlap_steps=3), "merge": Replace()},
     "keep progress": {"schedule": SyncSchedule(3, overlap_steps=3), "merge": KeepProgress()},
+    "offloaded": {"schedule": SyncSchedule(3, overlap_steps=3), "merge": KeepProgress(), "offload": Offload("cpu")},
 }
 
 

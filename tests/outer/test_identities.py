@@ -12,8 +12,11 @@ from tests.toy import Lazy, Worker, averaging, inner_step, nesterov, sgd, toy_ba
 from torch import nn
 
 from isthmus.compress import Cast
+from isthmus.compress.feedback import ErrorFeedback
+from isthmus.compress.lowrank import LowRank
+from isthmus.compress.quantize import Quantize
 from isthmus.core import SyncSchedule, split_balanced, split_whole
-from isthmus.outer import Eager, KeepProgress, Mix, OuterLoop, Replace
+from isthmus.outer import Eager, KeepProgress, Mix, Offload, OuterLoop, Replace
 from isthmus.transport.local import LocalWorld, run_workers
 
 close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-6)
@@ -300,3 +303,25 @@ def test_identity_37_saved_and_restored_at_any_step_the_run_is_the_same_bitwise(
         assert torch.equal(one.params, other.params)
         assert torch.equal(one.anchor, other.anchor)
         assert [f.version for f in one.loop.fragments] == [f.version for f in other.loop.fragments]
+
+
+@pytest.mark.parametrize("outer", [nesterov, partial(torch.optim.Adam, lr=0.03)])
+@pytest.mark.parametrize(
+    ("schedule", "merge", "compressor"),
+    [
+        (SyncSchedule(3, warm_start_steps=2), Replace(), ErrorFeedback(Quantize(2, 8))),
+        (SyncSchedule(4, num_fragments=2, overlap_steps=1), Mix(0.5), Cast()),
+        (SyncSchedule(4, overlap_steps=4), Eager(), Cast("float16")),
+        (SyncSchedule(4, overlap_steps=4), KeepProgress(), ErrorFeedback(LowRank(1, factors=Quantize(8, 4)))),
+    ],
+)
+def test_identity_38_offloaded_outer_state_gives_the_same_result_bitwise(schedule, merge, compressor, outer) -> None:
+    """Sharded state: tests/outer/test_sharded.py; replicated state is what all other tests here have."""
+    method = {"schedule": schedule, "merge": merge, "compressor": compressor, "outer_optimizer": outer}
+    split = partial(split_balanced, num_fragments=schedule.num_fragments)
+    here = toy_run(2, steps=17, split=split, finish=True, **method)
+    away = toy_run(2, steps=17, split=split, finish=True, offload=Offload("cpu"), **method)
+    for one, other in zip(here, away, strict=True):
+        assert torch.equal(one.params, other.params)
+        assert torch.equal(one.anchor, other.anchor)
+        assert one.reports == other.reports

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from train_processes import Job, run_jobs
+from train_processes import MESHES, NOT_ELEMENTWISE, Job, run_jobs, said
 
 from isthmus.recipes import RECIPES
 
@@ -18,6 +18,19 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def three_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with three workers: an odd count, and means in two shots."""
     return _run_all(3, tmp_path_factory.mktemp("three-workers"))
+
+
+@pytest.fixture(scope="session")
+def meshed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two workers of two ranks: `diloco` on every mesh, other recipes on FSDP2. All checkpoints are kept."""
+    folder = tmp_path_factory.mktemp("meshed")
+    runs = {name: [mesh] for name, mesh in MESHES.items()}
+    for recipe in ("streaming", *NOT_ELEMENTWISE):
+        runs[recipe] = [MESHES["shard"], f"outer.recipe={recipe}"]
+    common = "train.keep_checkpoints=99"
+    jobs = [Job([common, f"train.run_dir={folder / name}", *run], workers_said=2) for name, run in runs.items()]
+    assert run_jobs(jobs, 4) == [0] * 4, said(folder / "shard", 0)
+    return folder
 
 
 def _run_all(num_workers: int, folder: Path) -> Path:

@@ -18,7 +18,6 @@ import yaml
 from train_processes import CONTEXT, ROOT
 
 from isthmus.train.checkpoint import Checkpoints
-from isthmus.train.folder import name_of
 from isthmus.transport.torchft.lighthouse import lighthouse
 
 BUDGET_SECONDS = 20.0
@@ -173,7 +172,7 @@ class World:
     def _checkpoints(self, rank: int, say: Callable[[str], None] = print) -> Checkpoints:
         folder = self.run_dir / "checkpoints"
         newest = max(folder.glob(f"step-*/worker-{rank}/manifest.json"))
-        return Checkpoints(folder, name_of(rank), json.loads(newest.read_text())["layout"], say)
+        return Checkpoints(folder, rank, json.loads(newest.read_text())["layout"], say=say)
 
 
 @contextmanager

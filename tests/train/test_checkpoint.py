@@ -3,6 +3,7 @@
 import errno
 import math
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from isthmus.core import UserError
+from isthmus.parallel import Mesh
 from isthmus.train import checkpoint
 from isthmus.train.checkpoint import Checkpoints, NotSaved
 
@@ -49,7 +51,7 @@ def said():
 
 @pytest.fixture
 def checkpoints(tmp_path, said):
-    return Checkpoints(tmp_path / "checkpoints", "worker-0", LAYOUT, said.append)
+    return Checkpoints(tmp_path / "checkpoints", 0, LAYOUT, say=said.append)
 
 
 def test_load_gives_back_what_was_saved_bit_for_bit(checkpoints):
@@ -105,10 +107,10 @@ def test_another_version_of_the_format_is_refused(checkpoints, said, monkeypatch
 
 def test_another_layout_is_refused_with_both_values(checkpoints, tmp_path):
     checkpoints.save(10, state())
-    other = Checkpoints(tmp_path / "checkpoints", "worker-0", {**LAYOUT, "model.hidden_size": 16})
+    other = Checkpoints(tmp_path / "checkpoints", 0, {**LAYOUT, "model.hidden_size": 16})
     with pytest.raises(UserError, match="model.hidden_size is 8 there and 16 here"):
         other.usable()
-    fewer = Checkpoints(tmp_path / "checkpoints", "worker-0", {"model.hidden_size": 8})
+    fewer = Checkpoints(tmp_path / "checkpoints", 0, {"model.hidden_size": 8})
     with pytest.raises(UserError, match=r"parameter a is \[2\] torch.float32 there and None here"):
         fewer.usable()
 
@@ -124,7 +126,7 @@ def test_prune_keeps_the_newest_that_all_have_and_whatever_is_newer(checkpoints)
 
 
 def test_another_workers_checkpoints_are_left_alone(checkpoints, tmp_path):
-    other = Checkpoints(tmp_path / "checkpoints", "worker-1", LAYOUT)
+    other = Checkpoints(tmp_path / "checkpoints", 1, LAYOUT)
     for step in (10, 20):
         checkpoints.save(step, state())
         other.save(step, state())
@@ -219,3 +221,77 @@ def test_a_kill_while_deleting_leaves_whole_checkpoints(checkpoints, monkeypatch
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     assert checkpoints.usable() == [20]
     assert not said
+
+
+def ranks_of(folder, mesh, said=None):
+    """The checkpoints of all ranks of worker 1."""
+    say = print if said is None else said.append
+    return [Checkpoints(folder, 1, LAYOUT, rank, mesh, say) for rank in range(mesh.num_ranks)]
+
+
+def test_on_another_mesh_the_ranks_share_out_who_looks_after_which_file(tmp_path, said):
+    for rank in ranks_of(tmp_path, Mesh(shard=3)):
+        rank.save(10, state(rank.rank))
+    one, two = ranks_of(tmp_path, Mesh(tp=2), said)
+    assert [one.usable(), two.usable()] == [[10], [10]]
+    assert one.mesh_of(10) == two.mesh_of(10) == Mesh(shard=3)
+    flip(tmp_path / "step-00000010/worker-1-rank-1/state.safetensors")
+    assert [one.usable(), two.usable()] == [[10], []]  # so it is not common
+    assert len(said) == 1
+    assert "worker-1-rank-1/state.safetensors was altered" in said[0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_all_ranks_of_a_former_mesh_have_to_be_there(tmp_path, said, ranks):
+    first, *_ = ranks_of(tmp_path, Mesh(shard=3))
+    first.save(10, state())
+    assert [] in [rank.usable() for rank in ranks_of(tmp_path, Mesh(pp=ranks), said)]
+    assert any("worker-1-rank-1/manifest.json cannot be read" in line for line in said)
+
+
+def test_the_first_rank_tells_on_which_mesh_a_checkpoint_was_written(tmp_path):
+    ranks_of(tmp_path, Mesh(shard=2))[1].save(10, state(1))  # left behind
+    ranks_of(tmp_path, Mesh())[0].save(10, state(0))
+    for rank in ranks_of(tmp_path, Mesh(shard=2)):
+        assert rank.usable() == [10]
+        assert rank.mesh_of(10) == Mesh()
+
+
+def test_ranks_that_saved_on_different_meshes_are_no_checkpoint(tmp_path, said):
+    ranks_of(tmp_path, Mesh(shard=2))[0].save(10, state())
+    ranks_of(tmp_path, Mesh(tp=2))[1].save(10, state())
+    (alone,) = ranks_of(tmp_path, Mesh(), said)
+    assert alone.usable() == []
+    assert "worker-1-rank-1 was written on another mesh than what lies beside it" in said[0]
+
+
+def test_tensors_of_all_ranks_are_read_when_they_are_asked_for(tmp_path):
+    for rank in ranks_of(tmp_path, Mesh(shard=2)):
+        rank.save(10, state(rank.rank))
+    (alone,) = ranks_of(tmp_path, Mesh())
+    for seed, saved in enumerate(alone.load_ranks(10)):
+        assert equal(saved["half"][1:], state(seed)["half"][1:])
+        assert equal(saved["tensors"][2][()], state()["tensors"][2])
+        assert saved["plain"] == state()["plain"]
+
+
+def test_the_first_rank_deletes_what_ranks_left_that_are_no_more(tmp_path):
+    for rank in ranks_of(tmp_path, Mesh(shard=3)):
+        for step in (10, 20, 30):
+            rank.save(step, state())
+    first, second = ranks_of(tmp_path, Mesh(shard=2))
+    (tmp_path / "step-00000020/worker-1-rank-2.tmp").mkdir()
+    first.discard_after(20)
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*"))
+    names = ("worker-1", "worker-1-rank-1", "worker-1-rank-2")
+    assert left == [f"step-000000{step}/{name}" for step in (10, 20) for name in names] + [
+        "step-00000030/worker-1-rank-1"
+    ]
+    second.discard_after(20)
+    shutil.rmtree(tmp_path / "step-00000010/worker-1")  # as where that rank's disk was full
+    first.save(40, state())
+    second.save(40, state())
+    first.prune(keep=1, last_common=40)
+    assert first.usable() == [40]
+    assert second.usable() == [40, 20, 10]
+    assert not list(tmp_path.glob("*/worker-1-rank-2"))

@@ -40,7 +40,7 @@ def naive(config):
 
 def test_ddp_is_ten_lines_of_data_parallelism(two_workers: Path):
     config = load_config(two_workers / "ddp/config.yaml")
-    saved = Checkpoints(two_workers / "ddp/checkpoints", "worker-0", {}).load(30)["model"]
+    saved = Checkpoints(two_workers / "ddp/checkpoints", 0, {}).load(30)["model"]
     for name, param in naive(config).named_parameters():
         if name.endswith("query_key_value.bias"):
             continue  # softmax does not see the keys' bias: its gradient is rounding noise, which AdamW makes large

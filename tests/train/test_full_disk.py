@@ -186,7 +186,7 @@ def test_a_log_on_a_full_disk_ends_nothing(monkeypatch):
 
 
 def test_a_half_written_checkpoint_leaves_nothing(disk):
-    checkpoints = Checkpoints(disk.folder / "checkpoints", "worker-0", {})
+    checkpoints = Checkpoints(disk.folder / "checkpoints", 0, {})
     checkpoints.save(1, {"a": torch.ones(50_000)})
     with pytest.raises(NotSaved, match=r"checkpoint of step 2 .* \(No space left on device\): make room there"):
         checkpoints.save(2, {"a": torch.ones(250_000)})

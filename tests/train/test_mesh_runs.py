@@ -6,31 +6,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from train_processes import Job, events, run, run_jobs, said, summary
+from train_processes import MESHES, NOT_ELEMENTWISE, events, losses, run, said, summary
 
 from isthmus.core import UserError
 from isthmus.recipes import load_config
 
 ROOT = Path(__file__).parents[2]
-MESHES = {"shard": "mesh.shard=2", "tp": "mesh.tp=2", "pp": "mesh.pp=2"}
 NAMES = ("worker-0", "worker-0-rank-1", "worker-1", "worker-1-rank-1")
-NOT_ELEMENTWISE = ("sparseloco", "dilocox")  # what is kept depends on how the model is cut
-
-
-@pytest.fixture(scope="module")
-def meshed(tmp_path_factory) -> Path:
-    """Two workers of two ranks: `diloco` on every mesh, other recipes on FSDP2."""
-    folder = tmp_path_factory.mktemp("meshed")
-    jobs = [Job([mesh, f"train.run_dir={folder / name}"], workers_said=2) for name, mesh in MESHES.items()]
-    for recipe in ("streaming", *NOT_ELEMENTWISE):
-        overrides = [MESHES["shard"], f"outer.recipe={recipe}", f"train.run_dir={folder / recipe}"]
-        jobs.append(Job(overrides, workers_said=2))
-    assert run_jobs(jobs, 4) == [0] * 4, said(folder / "shard", 0)
-    return folder
-
-
-def losses(folder: Path, kind: str) -> list[float]:
-    return [event["loss"] for event in events(folder, 0, kind)]
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -77,7 +59,7 @@ def test_killed_at_a_random_step_and_resumed_nothing_differs(meshed, tmp_path):
 
 def final_weights(folder: Path, name: str) -> bytes:
     newest = max((folder / "checkpoints").glob(f"step-*/{name}"))
-    assert json.loads((newest / "manifest.json").read_text())["layout"]["mesh.shard"] == 2
+    assert json.loads((newest / "manifest.json").read_text())["mesh"]["shard"] == 2
     return (newest / "state.safetensors").read_bytes()
 
 

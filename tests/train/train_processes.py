@@ -30,6 +30,8 @@ COMMON = [
     "train.checkpoint_every=7",
     "train.log_every=1",
 ]
+MESHES = {"shard": "mesh.shard=2", "tp": "mesh.tp=2", "pp": "mesh.pp=2"}
+NOT_ELEMENTWISE = ("sparseloco", "dilocox")  # what is kept depends on how the model is cut
 TIMING = {"seconds", "hidden_seconds"}
 _LETHAL = (-signal.SIGKILL, 1)  # exit codes of a worker after which the others are ended too
 
@@ -116,6 +118,11 @@ def events(run_dir: Path, worker: int, kind: str | None = None) -> list[dict[str
         for line in lines
         if kind in (None, line["event"])
     ]
+
+
+def losses(run_dir: Path, kind: str, after: int = 0) -> list[float]:
+    """Of worker 0, after the steps that come `after` one."""
+    return [event["loss"] for event in events(run_dir, 0, kind) if event["step"] > after]
 
 
 def summary(run_dir: Path) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def call_after_leaving(rank):
 
 def build_loop(param, transport, **method):
     return OuterLoop(
-        [Fragment.of("all", [param])],
+        [Fragment.of("all", {"weight": param})],
         SyncSchedule(local_steps=2),
         transport=transport,
         outer_optimizer=partial(torch.optim.SGD, lr=1.0),

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from isthmus.compress import native
+from isthmus.compress import fused, native
 from isthmus.compress.base import Codec, slices
 from isthmus.compress.packing import pack, unpack
 from isthmus.compress.scales import ScaleBits, check_scale_bits, decode_scale, encode_scale
@@ -61,17 +61,8 @@ class Float4(Codec):
         midpoints = (magnitudes[1:] + magnitudes[:-1]) / 2
         if native.run("float4_encode", [rows, payload], self.block, self.scale_bits, table=midpoints):
             return payload
-        return torch.cat([self._encode(part, midpoints.tolist()) for part in slices(rows)])
-
-    def _encode(self, rows: torch.Tensor, midpoints: list[float]) -> torch.Tensor:
-        magnitude = rows.abs()
-        scale_code = encode_scale(magnitude.amax(dim=1, keepdim=True), self.scale_bits)
-        scale = decode_scale(scale_code)
-        magnitude *= torch.where(scale > 0, 1.0 / scale, 0.0)
-        code = (rows < 0).to(torch.uint8) * 8
-        for midpoint in midpoints:
-            code += magnitude >= midpoint
-        return torch.cat([scale_code, pack(code, 4)], dim=1)
+        one, borders = rows.new_tensor(1.0), tuple(midpoints.tolist())
+        return torch.cat([fused.run(_encode, part, one, borders, self.scale_bits) for part in slices(rows)])
 
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
         """[num_rows, row_bytes] uint8 -> [num_rows, block] float32."""
@@ -80,7 +71,23 @@ class Float4(Codec):
         values = torch.cat([magnitudes, -magnitudes])
         if native.run("float4_decode", [payload, rows], self.block, self.scale_bits, table=values):
             return rows
-        scale_bytes = self.scale_bits // 8
-        codes = unpack(payload[:, scale_bytes:], 4, self.block)
-        rows = values.to(payload.device).index_select(0, codes.view(-1).int()).view(rows.shape)
-        return rows.mul_(decode_scale(payload[:, :scale_bytes]))
+        return fused.run(_decode, payload, values.to(payload.device), self.block, self.scale_bits)
+
+
+def _encode(rows: torch.Tensor, one: torch.Tensor, midpoints: tuple[float, ...], scale_bits: int) -> torch.Tensor:
+    """`one` is a tensor because of the division: that of a number is rounded otherwise on some devices."""
+    magnitude = rows.abs()
+    scale_code = encode_scale(magnitude.amax(dim=1, keepdim=True), scale_bits)
+    scale = decode_scale(scale_code)
+    magnitude *= torch.where(scale > 0, one / scale, 0.0)
+    code = (rows < 0).to(torch.uint8) * 8
+    for midpoint in midpoints:
+        code += magnitude >= midpoint
+    return torch.cat([scale_code, pack(code, 4)], dim=1)
+
+
+def _decode(payload: torch.Tensor, values: torch.Tensor, block: int, scale_bits: int) -> torch.Tensor:
+    scale_bytes = scale_bits // 8
+    codes = unpack(payload[:, scale_bytes:], 4, block)
+    rows = values.index_select(0, codes.view(-1).int()).view(codes.shape)
+    return rows.mul_(decode_scale(payload[:, :scale_bytes]))

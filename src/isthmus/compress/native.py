@@ -35,7 +35,7 @@ def run(name: str, tensors: Sequence[torch.Tensor], *numbers: int, table: torch.
         numbers: whatever else the function takes, as 64-bit integers.
         table: a small tensor that every thread reads whole.
     """
-    library = _library() if os.environ.get("ISTHMUS_NATIVE", "1") != "0" else None
+    library = _library() if wanted() else None
     if library is None or not all(_fits(tensor) for tensor in tensors):
         return False
     num_rows = len(tensors[0])
@@ -53,6 +53,11 @@ def run(name: str, tensors: Sequence[torch.Tensor], *numbers: int, table: torch.
         with ThreadPoolExecutor(num_threads) as pool:  # ctypes lets go of the interpreter lock
             list(pool.map(part, bounds, bounds[1:]))
     return True
+
+
+def wanted() -> bool:
+    """Whether compiled kernels are to be used at all."""
+    return os.environ.get("ISTHMUS_NATIVE", "1") != "0"
 
 
 def _fits(tensor: torch.Tensor) -> bool:

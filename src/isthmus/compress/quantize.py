@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from isthmus.compress import native
+from isthmus.compress import fused, native
 from isthmus.compress.base import Codec, slices
 from isthmus.compress.packing import pack, unpack
 from isthmus.compress.scales import ScaleBits, check_scale_bits, decode_scale, encode_scale
@@ -67,34 +67,20 @@ class Quantize(Codec):
             payload = rows.new_empty(len(rows), self.row_bytes, dtype=torch.uint8)
             if native.run("quantize", [rows, payload], self.block, self.bits, self.scale_bits):
                 return payload
-        return torch.cat([self._encode(part, generator) for part in slices(rows)])
-
-    def _encode(self, rows: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-        largest = rows.abs().amax(dim=1, keepdim=True)
-        if self.bits == 2 and self.rounding == "nearest":
-            largest *= _TWO_BIT_SCALE
-        scale_code = encode_scale(largest, self.scale_bits)
-        scale, half = decode_scale(scale_code), _HALF_RANGE[self.bits]
-        steps = rows * torch.where(scale > 0, torch.full_like(scale, half) / scale, 0.0)
-        steps = steps.nan_to_num_(nan=0.0).add_(half)  # NaN only where the scale is: the block is lost anyway
+        half = rows.new_tensor(_HALF_RANGE[self.bits])
         if self.rounding == "nearest":
-            steps = steps.round_()
+            parts = [fused.run(_encode, part, half, self.bits, self.scale_bits) for part in slices(rows)]
         else:
-            lower = steps.floor()
-            chance = torch.rand(steps.shape, device=steps.device, generator=generator)
-            steps = lower.add_(chance < steps - lower)
-        codes = steps.clamp_(0, 2 * half).to(torch.uint8)
-        return torch.cat([scale_code, pack(codes, self.bits)], dim=1)
+            parts = [_encode(part, half, self.bits, self.scale_bits, False, generator) for part in slices(rows)]
+        return torch.cat(parts)
 
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
         """[num_rows, row_bytes] uint8 -> [num_rows, block] float32."""
         rows = payload.new_empty(len(payload), self.block, dtype=torch.float32)
         if native.run("dequantize", [payload, rows], self.block, self.bits, self.scale_bits):
             return rows
-        half, scale_bytes = _HALF_RANGE[self.bits], self.scale_bits // 8
-        rows.copy_(unpack(payload[:, scale_bytes:], self.bits, self.block))
-        # by a tensor: torch divides by a Python number as times its reciprocal, on some devices
-        return rows.sub_(half).div_(rows.new_tensor(half)).mul_(decode_scale(payload[:, :scale_bytes]))
+        half = rows.new_tensor(_HALF_RANGE[self.bits])
+        return fused.run(_decode, payload, half, self.bits, self.block, self.scale_bits)
 
     def _generator(self, state: State, peers: Peers, device: torch.device) -> torch.Generator | None:
         """Seeded by this worker's rank and by the syncs so far, so that a repeated sync draws the same numbers."""
@@ -102,3 +88,36 @@ class Quantize(Codec):
             return None
         state["syncs"] = state.get("syncs", 0) + 1
         return torch.Generator(device).manual_seed(state["syncs"] * 1_000_003 + peers.rank)
+
+
+# `half` comes as a tensor because of the divisions: those by or of a number are rounded otherwise on some devices.
+
+
+def _encode(
+    rows: torch.Tensor,
+    half: torch.Tensor,
+    bits: int,
+    scale_bits: int,
+    nearest: bool = True,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    largest = rows.abs().amax(dim=1, keepdim=True)
+    if bits == 2 and nearest:
+        largest *= _TWO_BIT_SCALE
+    scale_code = encode_scale(largest, scale_bits)
+    scale = decode_scale(scale_code)
+    steps = rows * torch.where(scale > 0, half / scale, 0.0)
+    steps = steps.nan_to_num_(nan=0.0).add_(half)  # NaN only where the scale is: the block is lost anyway
+    if nearest:
+        steps = steps.round_()
+    else:
+        lower = steps.floor()
+        chance = torch.rand(steps.shape, device=steps.device, generator=generator)
+        steps = lower.add_(chance < steps - lower)
+    codes = steps.clamp_(0, 2 * _HALF_RANGE[bits]).to(torch.uint8)
+    return torch.cat([scale_code, pack(codes, bits)], dim=1)
+
+
+def _decode(payload: torch.Tensor, half: torch.Tensor, bits: int, block: int, scale_bits: int) -> torch.Tensor:
+    levels = unpack(payload[:, scale_bits // 8 :], bits, block).float()
+    return levels.sub_(half).div_(half).mul_(decode_scale(payload[:, : scale_bits // 8]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -33,21 +32,27 @@ class Fragment:
     name: str
     params: Tensors  # local shards, views into the model
     anchor: list[nn.Parameter]  # float32 values at the last outer step
+    param_names: list[str]  # in the same order
     state: State = field(default_factory=dict)  # compressor memory, private to this worker
     version: int = 0  # committed outer steps of this fragment
 
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.params[0].device if self.params else torch.device("cpu")
+
     @classmethod
-    def of(cls, name: str, params: Iterable[nn.Parameter]) -> Fragment:
+    def of(cls, name: str, params: dict[str, nn.Parameter]) -> Fragment:
         """A fragment of these parameters, anchored at their present values."""
-        views = [local_view(param) for param in params]
-        return cls(name, views, [nn.Parameter(view.to(torch.float32, copy=True)) for view in views])
+        views = [local_view(param) for param in params.values()]
+        return cls(name, views, [nn.Parameter(view.to(torch.float32, copy=True)) for view in views], list(params))
 
 
 def split_whole(model: nn.Module, num_fragments: int = 1) -> list[Fragment]:
     """The whole model as one fragment."""
     if num_fragments != 1:
         raise UserError(f"a whole model is 1 fragment, not {num_fragments}: use the strided or balanced split")
-    return [Fragment.of("all", _trainable(model).values())]
+    return [Fragment.of("all", _trainable(model))]
 
 
 def split_strided(model: nn.Module, num_fragments: int) -> list[Fragment]:
@@ -95,6 +100,6 @@ def _assemble(
             owner[key] = sizes.index(min(sizes))
             sizes[owner[key]] += params[key].numel()
     return [
-        Fragment.of(str(index), [param for key, param in params.items() if owner[key] == index])
+        Fragment.of(str(index), {key: param for key, param in params.items() if owner[key] == index})
         for index in range(num_fragments)
     ]

@@ -6,6 +6,7 @@ from isthmus.outer.guard import Guard
 from isthmus.outer.hooks import OuterLoopCallback
 from isthmus.outer.loop import OuterLoop
 from isthmus.outer.merge import Eager, KeepProgress, Merge, Mix, Replace
+from isthmus.outer.offload import Offload
 
 MERGES = Registry(
     "merge",
@@ -24,6 +25,7 @@ __all__ = [
     "KeepProgress",
     "Merge",
     "Mix",
+    "Offload",
     "OuterLoop",
     "OuterLoopCallback",
     "Replace",

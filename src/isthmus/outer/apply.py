@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
-from torch import nn
 
 from isthmus.compress.base import is_finite
 from isthmus.core.fragment import Fragment
 from isthmus.core.types import Tensors
 from isthmus.outer.merge import KeepProgress, Merge, Replace
-from isthmus.outer.sync import Outcome, Sync
+from isthmus.outer.offload import Offload
+from isthmus.outer.sync import Outcome, Sync, zeros
 
 
 def apply(
@@ -23,6 +23,7 @@ def apply(
     newer: Sync | None,
     plain: bool,
     closing: bool,
+    offload: Offload,
 ) -> None:
     """Take the outer step of a committed sync, and let the local parameters go on from there.
 
@@ -35,43 +36,40 @@ def apply(
         newer: what was captured of the fragment just now (full delay).
         plain: the anchor becomes the plain mean, without learning rate or momentum, and replaces the local values.
         closing: the run ends: progress made since the capture stays in the local parameters, to be sent on its own.
+        offload: where outer state is, before and after.
     """
     left_out = sync is not None and sync.left_out
     rule: Merge = Replace() if plain or left_out else merge
-    if newer:
-        own_now = newer.own
-    elif closing:
-        own_now = zeros(fragment)
-    else:
-        own_now = _subtract(fragment.anchor, fragment.params)
-    if not rule.replicated:  # what went wrong since the capture must not reach a private anchor
-        own_now = [n if is_finite(n) else then for n, then in zip(own_now, outcome.message, strict=True)]
-    gradients = [
-        rule.outer_gradient(*of_one, outcome.share)
-        for of_one in zip(outcome.mean, outcome.message, own_now, strict=True)
-    ]
-    rule = KeepProgress() if closing and not (plain or left_out) else rule
-    then = fragment.params
-    if rule.keeps_progress:
-        left = sync.own if sync and not sync.detached else zeros(fragment)
-        then = _subtract(fragment.anchor, left)
-    _outer_step(fragment, gradients, outer_optimizer, plain)
-    for param, before, anchor in zip(fragment.params, then, fragment.anchor, strict=True):
-        param.copy_(rule.resume(param.float(), before, anchor.detach()))
+    with offload.fetched(fragment, outer_optimizer):
+        gradients = list[torch.Tensor]()
+        for own_now, *others in zip(_own_now(fragment, newer, closing), outcome.mean, outcome.message, strict=True):
+            mean, own_then = offload.get(others, fragment.device)
+            if not rule.replicated and not is_finite(own_now):
+                own_now = own_then  # what went wrong since the capture must not reach a private anchor
+            gradients.append(rule.outer_gradient(mean, own_then, own_now, outcome.share))
+        rule = KeepProgress() if closing and not (plain or left_out) else rule
+        then = fragment.params
+        if rule.keeps_progress:
+            left = offload.get(sync.own, fragment.device) if sync and not sync.detached else zeros(fragment)
+            then = [anchor.detach() - own for anchor, own in zip(fragment.anchor, left, strict=True)]
+        _outer_step(fragment, gradients, outer_optimizer, plain)
+        for param, before, anchor in zip(fragment.params, then, fragment.anchor, strict=True):
+            param.copy_(rule.resume(param.float(), before, anchor.detach()))
     if sync:
         fragment.state = outcome.state
         fragment.version += 1
 
 
-def refuse(fragment: Fragment, sync: Sync, newer: Sync | None) -> None:
+def refuse(fragment: Fragment, sync: Sync, newer: Sync | None, offload: Offload) -> None:
     """Lose nothing of a refused sync: its pseudo-gradient rides in the fragment's next one."""
     if sync.left_out:
         return
+    own = offload.get(sync.own, fragment.device)
     if newer:
-        torch._foreach_add_(newer.own, sync.own)
+        torch._foreach_add_(newer.own, own)
     if sync.detached:
-        for param, anchor, own in zip(fragment.params, fragment.anchor, sync.own, strict=True):
-            param.copy_(anchor if newer else param - own)
+        for param, anchor, lost in zip(fragment.params, fragment.anchor, own, strict=True):
+            param.copy_(anchor if newer else param - lost)
 
 
 def start_over(fragments: list[Fragment], pending: Iterable[Sync]) -> None:
@@ -83,9 +81,12 @@ def start_over(fragments: list[Fragment], pending: Iterable[Sync]) -> None:
             param.copy_(anchor)
 
 
-def zeros(fragment: Fragment) -> Tensors:
-    """Zeros in the shapes of the fragment, without memory of their own."""
-    return [torch.zeros((), device=anchor.device).expand(anchor.shape) for anchor in fragment.anchor]
+def _own_now(fragment: Fragment, newer: Sync | None, closing: bool) -> Iterator[torch.Tensor]:
+    """This worker's pseudo-gradient of today, one tensor at a time."""
+    if newer or closing:
+        yield from newer.own if newer else zeros(fragment)
+    else:
+        yield from (a.detach() - p.float() for a, p in zip(fragment.anchor, fragment.params, strict=True))
 
 
 def _outer_step(fragment: Fragment, gradients: Tensors, outer_optimizer: torch.optim.Optimizer, plain: bool) -> None:
@@ -96,7 +97,3 @@ def _outer_step(fragment: Fragment, gradients: Tensors, outer_optimizer: torch.o
         anchor.grad = gradient
     outer_optimizer.step()  # skips the anchors of other fragments: they have no gradient
     outer_optimizer.zero_grad(set_to_none=True)
-
-
-def _subtract(left: list[nn.Parameter], right: Tensors) -> Tensors:
-    return [a.detach() - b.float() for a, b in zip(left, right, strict=True)]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 
 from isthmus.core.fragment import Fragment
+from isthmus.core.streams import hand_over
 from isthmus.core.types import State, Tensors
-from isthmus.outer.apply import zeros
-from isthmus.outer.sync import Outcome, Sync, arrived
+from isthmus.outer.sync import Outcome, Sync, arrived, pseudo_gradient, zeros
 from isthmus.transport.base import TransportError
 
 if TYPE_CHECKING:
@@ -54,6 +53,7 @@ def _copy_state(loop: OuterLoop) -> State:
     in_flight, transport = list[State](), loop.transport_state
     for sync in sorted(loop.in_flight.values(), key=lambda sync: sync.outer_step):
         outcome = sync.outcome.result() if sync.outcome and sync.outcome.done() else None
+        hand_over(outcome.mean if outcome else [])
         mean = [tensor.clone() for tensor in outcome.mean] if outcome else []
         effort = outcome.report.effort if outcome else loop.rounds.effort
         known = {"known": outcome is not None, "committed": bool(mean), "mean": mean, "effort": effort}
@@ -84,7 +84,7 @@ def adopt(loop: OuterLoop, state: State) -> list[Sync]:
     rider, in_flight = loop.transport.rider, loop.in_flight.values()
     contributed = any(loop.transport.contributed_to(sync.outer_step) for sync in in_flight)
     keeps = rider is None or rider.settle(contributed)
-    progress = [_progress(loop, index) if keeps else zeros(f) for index, f in enumerate(loop.fragments)]
+    progress = [loop.offload.put(_progress(loop, i) if keeps else zeros(f)) for i, f in enumerate(loop.fragments)]
     loop.stage = state["stage"]
     loop.inner_steps, loop.outer_steps = state["inner_steps"], state["outer_steps"]
     loop.rounds.load_state_dict(state["rounds"])
@@ -95,12 +95,12 @@ def adopt(loop: OuterLoop, state: State) -> list[Sync]:
         fragment.version = version
         for param, anchor, value, part in zip(fragment.params, fragment.anchor, anchors, own, strict=True):
             anchor.copy_(value)
-            param.copy_(anchor.detach() - part)
+            param.copy_(loop.offload.get(anchor.detach(), param.device) - loop.offload.get(part, param.device))
     loop.in_flight = {}
     again = []
     for saved in state["in_flight"]:
         fragment = loop.fragments[saved["fragment"]]
-        nothing = [torch.zeros_like(anchor.detach()) for anchor in fragment.anchor]
+        nothing = [torch.zeros_like(param, dtype=torch.float32) for param in fragment.params]
         sync = Sync(saved["fragment"], nothing, detached=False, outer_step=saved["outer_step"])
         if saved["known"]:
             mean = saved["mean"] if saved["committed"] else []
@@ -117,18 +117,13 @@ def adopt(loop: OuterLoop, state: State) -> list[Sync]:
 def _progress(loop: OuterLoop, index: int) -> Tensors:
     """What this worker has done to a fragment that the others' state does not hold: a pseudo-gradient."""
     fragment, sync = loop.fragments[index], loop.in_flight.get(index)
-    own = [anchor.detach() - param.float() for anchor, param in zip(fragment.anchor, fragment.params, strict=True)]
+    own = pseudo_gradient(fragment, loop.offload)
     if sync is None:
         return own
     contributed = loop.transport.contributed_to(sync.outer_step)
     if contributed and sync.outcome is not None:
         fragment.state = sync.outcome.result().state  # it was sent and counts: so does what was not sent of it
-    if sync.detached and not contributed:
-        return _plus(own, sync.own)
-    if contributed and not sync.detached:
-        return _plus(own, [-tensor for tensor in sync.own])
+    if sync.detached != contributed:
+        sign = -1 if contributed else 1
+        torch._foreach_add_(own, loop.offload.get(sync.own, fragment.device), alpha=sign)
     return own
-
-
-def _plus(left: Tensors, right: Iterable[torch.Tensor]) -> Tensors:
-    return [a + b for a, b in zip(left, right, strict=True)]

@@ -14,17 +14,20 @@ from torch import nn
 from isthmus.compress.base import Compressor
 from isthmus.core.fragment import Fragment
 from isthmus.core.schedule import SyncSchedule
+from isthmus.core.streams import hand_over
 from isthmus.core.types import State, SyncReport
 from isthmus.outer.anchor import anchors, fingerprint, worker_fingerprint
-from isthmus.outer.apply import apply, refuse, start_over, zeros
+from isthmus.outer.apply import apply, refuse, start_over
 from isthmus.outer.background import Background
 from isthmus.outer.catch_up import adopt, most_bytes, shared_state
 from isthmus.outer.fit import check_parts
 from isthmus.outer.guard import Guard
 from isthmus.outer.merge import Merge, Replace
+from isthmus.outer.offload import Offload
 from isthmus.outer.pace import Pace
 from isthmus.outer.rounds import Rounds
-from isthmus.outer.sync import Exchange, Outcome, Sync, copy_dicts
+from isthmus.outer.saved import restore, saved_state
+from isthmus.outer.sync import Exchange, Outcome, Sync, pseudo_gradient, zeros
 from isthmus.transport.base import Behind, Transport
 
 Stage = Literal["training", "landing", "last", "finished"]
@@ -47,6 +50,7 @@ class OuterLoop:
         hash_every: syncs between two comparisons of the anchors' hash over all workers.
         steps: of the whole run: a slow worker, for which one inner step counts more, must not overshoot its end.
         guard: what a contribution must be like not to be left out.
+        offload: where outer state stays between syncs.
 
     Raises:
         Drift: anchors that must be equal are not (here already when workers start from different weights).
@@ -64,16 +68,20 @@ class OuterLoop:
         hash_every: int = 10,
         steps: int | None = None,
         guard: Guard = Guard(),  # noqa: B008 (a frozen value)
+        offload: Offload = Offload(),  # noqa: B008 (a frozen value)
     ) -> None:
         check_parts(fragments, schedule, transport, merge)
         self.fragments, self.transport, self.merge = fragments, transport, merge
         self.rounds = Rounds(schedule)
         self.replicated = compressor.replicated and merge.replicated
         hash_every = hash_every if self.replicated else 0
-        self.exchange = Exchange(compressor, transport, guard, not merge.replicated, hash_every)
+        self.exchange = Exchange(compressor, transport, guard, not merge.replicated, hash_every, offload)
         self.steps = steps
         self._delayed = schedule.overlap_steps == schedule.local_steps
         self.outer_optimizer = outer_optimizer(anchors(fragments))
+        self.offload = offload
+        for fragment in fragments:
+            offload.put_fragment(fragment, self.outer_optimizer)
         self.inner_steps = 0
         self.outer_steps = 0  # syncs sent so far, over all fragments
         self.in_flight: dict[int, Sync] = {}
@@ -82,7 +90,7 @@ class OuterLoop:
         self.transport_state = transport.state_dict()  # as of the last finished sync
         self.pace = Pace(schedule.local_steps)
         self._reports: list[SyncReport] = []
-        self._background = Background()
+        self._background = Background(fragments[0].device)
         transport.join(self)
         if self._background.submit(self._compare_anchors).result():
             self._catch_up()
@@ -168,39 +176,15 @@ class OuterLoop:
         return (self._background.submit(job).result() if self._background.close.alive else job()).hex()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the model's own parameters; syncs in flight as what was captured for them."""
-        return {
-            "inner_steps": self.inner_steps,
-            "outer_steps": self.outer_steps,
-            "rounds": self.rounds.state_dict(),
-            "outer_optimizer": self.outer_optimizer.state_dict(),
-            "transport": self.transport_state,
-            "fragments": [
-                {"anchor": [a.detach() for a in f.anchor], "state": copy_dicts(f.state), "version": f.version}
-                for f in self.fragments
-            ],
-            "in_flight": [
-                {name: getattr(sync, name) for name in ("fragment", "own", "detached", "claim", "outer_step")}
-                for sync in sorted(self.in_flight.values(), key=lambda sync: sync.outer_step)
-            ],
-        }
+        """See `saved.saved_state`."""
+        return saved_state(self)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state: syncs that were in flight are sent again."""
         self._arrived(sorted(self.in_flight))
-        self.inner_steps, self.outer_steps = state_dict["inner_steps"], state_dict["outer_steps"]
-        self.rounds.load_state_dict(state_dict["rounds"])
-        self.outer_optimizer.load_state_dict(state_dict["outer_optimizer"])
-        self.transport_state = state_dict["transport"]
-        self.transport.load_state_dict(self.transport_state)
-        for fragment, saved in zip(self.fragments, state_dict["fragments"], strict=True):
-            for anchor, value in zip(fragment.anchor, saved["anchor"], strict=True):
-                anchor.copy_(value)
-            fragment.state, fragment.version = copy_dicts(saved["state"]), saved["version"]
-        self.in_flight = {}
-        for saved in state_dict["in_flight"]:
-            self._dispatch(Sync(**saved))
+        for sync in restore(self, state_dict):
+            self._dispatch(sync)
 
     def shared_state(self, wait_seconds: float) -> State:
         """See `catch_up.shared_state`."""
@@ -227,10 +211,10 @@ class OuterLoop:
 
     def _capture(self, index: int) -> Sync:
         fragment = self.fragments[index]
-        own = [anchor.detach() - param.float() for anchor, param in zip(fragment.anchor, fragment.params, strict=True)]
+        own = pseudo_gradient(fragment, self.offload)
         before = self.in_flight.get(index)
         if before and self.merge.keeps_progress and not before.detached:  # on its way already: do not count it twice
-            torch._foreach_sub_(own, before.own)
+            torch._foreach_sub_(own, self.offload.get(before.own, fragment.device))
         detached = self._delayed and not self.merge.keeps_progress and not self.rounds.warm(self.inner_steps)
         rider = self.transport.rider if index == len(self.fragments) - 1 else None  # it moves once a round
         return Sync(index, own, detached, rider.claim() if rider else None)
@@ -243,7 +227,7 @@ class OuterLoop:
 
     def _dispatch(self, sync: Sync) -> None:
         fragment = self.fragments[sync.fragment]
-        job = partial(self.exchange.run, sync, fragment, copy_dicts(fragment.state), self.transport.now())
+        job = partial(self.exchange.run, sync, fragment, fragment.state, self.transport.now())
         sync.outcome = self._background.submit(job)
         self.in_flight[sync.fragment] = sync
 
@@ -257,10 +241,11 @@ class OuterLoop:
             outcome = self._take(sync) if sync else self._empty(fragment)
             self.transport_state = outcome.transport
             if sync and not outcome.report.committed:
-                refuse(fragment, sync, newer)
+                refuse(fragment, sync, newer, self.offload)
             else:
                 self.rounds.effort = outcome.report.effort
-                apply(fragment, sync, outcome, self.merge, self.outer_optimizer, newer, plain, closing)
+                parts = (self.merge, self.outer_optimizer, newer, plain, closing, self.offload)
+                apply(fragment, sync, outcome, *parts)
             if sync and sync.left_out:
                 start_over(self.fragments, [*self.in_flight.values(), *captured])
                 if self.transport.rider:
@@ -289,6 +274,7 @@ class OuterLoop:
         """The outcome of a sync that has arrived, reported."""
         assert sync.outcome is not None
         outcome = sync.outcome.result()
+        hand_over([*outcome.mean, *outcome.message])
         hidden_seconds = max(0.0, outcome.report.seconds - sync.waited_seconds)
         self._reports.append(replace(outcome.report, hidden_seconds=hidden_seconds))
         self.pace.adopt(self.transport.pace(self.pace.steps_per_second))

@@ -15,6 +15,7 @@ from isthmus.core.fragment import Fragment
 from isthmus.core.types import Peers, State, SyncReport, Tensors
 from isthmus.outer.anchor import fingerprint
 from isthmus.outer.guard import Guard
+from isthmus.outer.offload import Offload
 from isthmus.transport.base import Behind, Drift, Leaving, PeerLost, Transport, TransportError
 
 _ATTEMPTS = 4  # with those who are left, before a sync in an elastic world counts as refused
@@ -63,7 +64,7 @@ class Outcome:
         effort: float = 1.0,
     ) -> Outcome:
         """Of a sync to which this worker gave nothing: `mean` is what the others agreed on, empty if they refused."""
-        nothing = [torch.zeros((), device=anchor.device).expand(anchor.shape) for anchor in fragment.anchor]
+        nothing = zeros(fragment)
         reason = "" if mean else "refused before this worker came"
         report = SyncReport(step, fragment.name, bool(mean), 0, 0, 0, 0.0, 0.0, 0.0, 0.0, effort, reason)
         return cls(report, mean, nothing, fragment.state, share, now, transport)
@@ -78,6 +79,7 @@ class Exchange:
     guard: Guard
     wants_message: bool  # the merge looks at this worker's own message
     hash_every: int  # 0: anchors are private, nothing to compare
+    offload: Offload
 
     def run(self, sync: Sync, fragment: Fragment, state: State, sent: float) -> Outcome:
         """Take the mean of a fragment's pseudo-gradient and commit it, in an elastic world at the second try or later.
@@ -85,11 +87,12 @@ class Exchange:
         Args:
             sync: what was captured.
             fragment: whose it is.
-            state: a copy of the compressor's memory.
+            state: the compressor's memory.
             sent: the transport's time at which the training thread handed it over.
         """
         self.transport.wait_until(sent)
         start = self.transport.now()
+        state = self.offload.get(state, fragment.device)
         outcome = self._attempt(sync, fragment, copy_dicts(state), start)
         attempts = 1
         while self.transport.limits.elastic and not (outcome.report.committed or outcome.final):
@@ -97,7 +100,15 @@ class Exchange:
                 break
             outcome = self._attempt(sync, fragment, copy_dicts(state), start, outcome)
             attempts += 1
+        self._put_away(sync, outcome)
         return outcome
+
+    def _put_away(self, sync: Sync, outcome: Outcome) -> None:
+        """Offload what is not needed before the finish; most messages are the pseudo-gradient itself."""
+        own = self.offload.put(sync.own)
+        outcome.message = own if outcome.message is sync.own else self.offload.put(outcome.message)
+        outcome.mean, outcome.state = self.offload.put(outcome.mean), self.offload.put(outcome.state)
+        sync.own = own
 
     def _attempt(
         self, sync: Sync, fragment: Fragment, state: State, start: float, last: Outcome | None = None
@@ -189,6 +200,17 @@ def arrived(outcome: Outcome) -> Future[Outcome]:
     future: Future[Outcome] = Future()
     future.set_result(outcome)
     return future
+
+
+def pseudo_gradient(fragment: Fragment, offload: Offload) -> Tensors:
+    """Anchor - params, beside the parameters."""
+    pairs = zip(fragment.anchor, fragment.params, strict=True)
+    return [offload.get(anchor.detach(), fragment.device) - param.float() for anchor, param in pairs]
+
+
+def zeros(fragment: Fragment) -> Tensors:
+    """Zeros in the shapes of the fragment, without memory of their own."""
+    return [torch.zeros((), device=param.device).expand(param.shape) for param in fragment.params]
 
 
 def copy_dicts(state: State) -> State:

@@ -45,10 +45,19 @@ class Mesh:
             if option and self.shard == 1:
                 raise UserError(f"mesh: {name} is FSDP2's, and shard is 1; set shard to 2 or more")
 
+    def __str__(self) -> str:
+        stages = f" x {self.stages_per_rank} stages a rank" if self.stages_per_rank > 1 else ""
+        return f"pp {self.pp}{stages} x shard {self.shard} x tp {self.tp} ranks"
+
     @property
     def num_ranks(self) -> int:
         """Ranks of one worker."""
         return self.pp * self.shard * self.tp
+
+    @property
+    def division(self) -> dict[str, int]:
+        """What of it decides which rank holds what."""
+        return {name: getattr(self, name) for name in (*WORKER_DIMS, "stages_per_rank")}
 
     def coordinates(self, rank: int) -> Coordinates:
         """Where a rank of the world stands."""
@@ -66,7 +75,7 @@ def open_mesh(mesh: Mesh, num_workers: int, device_type: str = "cpu") -> DeviceM
     world_size = dist.get_world_size()
     if world_size != num_workers * mesh.num_ranks:
         raise UserError(
-            f"mesh: {num_workers} workers of pp {mesh.pp} x shard {mesh.shard} x tp {mesh.tp} ranks are "
+            f"mesh: {num_workers} workers of {mesh} are "
             f"{num_workers * mesh.num_ranks} ranks, but {world_size} were started: start as many, or change the mesh"
         )
     shape = (num_workers, mesh.pp, mesh.shard, mesh.tp)

@@ -10,7 +10,7 @@ from torch import nn
 from isthmus.compress import Cast, Compressor
 from isthmus.config import OUTER_OPTIMIZERS
 from isthmus.core import SPLITS, Registry, SyncSchedule, UserError
-from isthmus.outer import Merge, OuterLoop, Replace
+from isthmus.outer import Merge, Offload, OuterLoop, Replace
 from isthmus.spec import Spec, factory
 from isthmus.transport import Transport
 from isthmus.transport.rendezvous import find_world
@@ -37,7 +37,7 @@ class Recipe:
     split: str = "whole"
     inner: dict[str, Any] = field(default_factory=dict)  # defaults of the inner section
 
-    def outer_loop(self, model: nn.Module, transport: Transport) -> OuterLoop:
+    def outer_loop(self, model: nn.Module, transport: Transport, offload: Offload = Offload()) -> OuterLoop:  # noqa: B008
         """This method on `model`, for a training loop of one's own; joins the other workers."""
         if self.schedule is None:
             raise UserError("ddp has no outer loop: wrap the model in torch's DistributedDataParallel")
@@ -48,6 +48,7 @@ class Recipe:
             transport,
             factory(OUTER_OPTIMIZERS, self.optimizer, "params"),
             self.merge,
+            offload=offload,
         )
 
 
@@ -71,7 +72,12 @@ RECIPES = Registry(
 
 
 def attach(
-    name: str, model: nn.Module, steps: int, local_steps: int | None = None, ranks_per_worker: int = 1
+    name: str,
+    model: nn.Module,
+    steps: int,
+    local_steps: int | None = None,
+    ranks_per_worker: int = 1,
+    offload: str | None = None,
 ) -> OuterLoop:
     """Join the other workers (torchrun's ranks) and train `model` with them, in a training loop of one's own.
 
@@ -85,10 +91,11 @@ def attach(
         local_steps: inner steps between two syncs (H); None: the recipe's own.
         ranks_per_worker: over which `model` is sharded already, by FSDP2 for instance: as many consecutive ranks are
             one worker.
+        offload: "cpu" keeps anchors and other outer state in CPU memory between syncs.
     """
     _, num_ranks = find_world()
     plan = Plan(num_ranks // ranks_per_worker, steps, local_steps)
-    return RECIPES.get(name)(plan).outer_loop(model, TorchDist(ranks_per_worker=ranks_per_worker))
+    return RECIPES.get(name)(plan).outer_loop(model, TorchDist(ranks_per_worker=ranks_per_worker), Offload(offload))
 
 
 MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section

@@ -18,7 +18,8 @@ from isthmus.recipes.base import RECIPES, Plan, Recipe
 from isthmus.spec import convert, describe
 
 ENVIRONMENT_PREFIX = "ISTHMUS_"  # ISTHMUS_OUTER__SCHEDULE__LOCAL_STEPS=50
-_METHOD = ("schedule", "compressor", "merge", "optimizer", "split", "hash_every")  # what only an outer loop needs
+# what only an outer loop needs
+_METHOD = ("schedule", "compressor", "merge", "optimizer", "split", "hash_every", "offload")
 
 Layer = dict[str, Any]
 

@@ -21,7 +21,7 @@ from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES, SupervisedStep
 from isthmus.inner.pipelined import PipelinedStep
 from isthmus.models import MODELS, ModelSpec
 from isthmus.models.stages import cut
-from isthmus.outer import MERGES, OuterLoop
+from isthmus.outer import MERGES, Offload, OuterLoop
 from isthmus.parallel import apply_fsdp, apply_tp, tensor_plan
 from isthmus.parallel.pipeline import Stages
 from isthmus.spec import build, factory
@@ -32,7 +32,8 @@ MEETING_PLACE = "MEETING_PLACE"  # environment variable of a launcher's workers:
 
 _PLACES = ("host", "lighthouse", "initial_peers", "identity_folder", "listen", "announce", "relay")
 # what may differ between workers
-_PRIVATE = {"train.run_dir", "inner.micro_batch_size", *(f"outer.transport.{name}" for name in _PLACES)}
+_OWN = ("train.run_dir", "inner.micro_batch_size", "outer.offload")
+_PRIVATE = {*_OWN, *(f"outer.transport.{name}" for name in _PLACES)}
 
 
 def open_data(config: RunConfig, model: ModelSpec) -> Corpus:
@@ -96,6 +97,7 @@ def build_method(config: RunConfig, model: nn.Module, **more: Any) -> OuterLoop 
         build(MERGES, outer.merge),
         outer.hash_every,
         config.train.steps,
+        offload=Offload(outer.offload),
     )
 
 
@@ -127,17 +129,8 @@ def config_hash(config: RunConfig) -> str:
 
 
 def layout(config: RunConfig, model: nn.Module) -> dict[str, Any]:
-    """What must be equal for a checkpoint to fit: the method, the model, and what positions are positions in."""
-    kept = (
-        "model.",
-        "data.",
-        "outer.",
-        "mesh.",
-        "train.workers",
-        "train.seed",
-        "inner.optimizer.type",
-        "inner.batch_size",
-    )
+    """What must be equal for a checkpoint to fit: the method, the whole model, and what positions are positions in."""
+    kept = ("model.", "data.", "outer.", "train.workers", "train.seed", "inner.optimizer.type", "inner.batch_size")
     shared = {key: value for key, value in shared_keys(config).items() if key.startswith(kept)}
     shared = {key: value for key, value in shared.items() if not key.startswith("outer.transport.")}
     shapes = {f"parameter {name}": f"{list(p.shape)} {p.dtype}" for name, p in model.named_parameters()}

@@ -2,7 +2,7 @@
 
     checkpoints/step-00000200/worker-0/state.safetensors   tensors (worker-0-rank-1: those of its second rank)
                                        state.json          everything else, with the tensors' numbers in their places
-                                       manifest.json       step, layout, size and sha256 of both files, and its own
+                                       manifest.json       step, layout, mesh, size and sha256 of both files, its own
 
 A checkpoint is written to a sibling folder and renamed when it is on the disk. No pickle anywhere. One that cannot be
 written (the disk is full) leaves nothing behind, and the ones before it as they are.
@@ -14,24 +14,24 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Container
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch.distributed import Store
 
 from isthmus.core import State, Tensors, UserError
 from isthmus.core.flatten import flatten, unflatten
-from isthmus.transport import PeerLost, Transport
+from isthmus.parallel import Mesh
+from isthmus.parallel.state import Stored
+from isthmus.train.folder import name_of, reason_of
 
 Layout = dict[str, Any]  # flat and plain: what must be equal for a checkpoint to fit
 
-_FORMAT = 2  # of the files; another one is refused
-_MOST = 64  # that ranks compare when they resume
+_FORMAT = 3  # of the files; another one is refused
 
 
 class NotSaved(Exception):
@@ -39,17 +39,28 @@ class NotSaved(Exception):
 
 
 class Checkpoints:
-    """The checkpoints of one process.
+    """The checkpoints of one process, and where the mesh has changed since, those of its worker.
 
     Args:
         folder: of all workers and steps.
-        name: of this process, as in `folder.name_of`.
+        worker: whose they are.
         layout: of the run; a checkpoint of another one is refused.
+        rank: inside the worker.
+        mesh: of the worker's ranks.
         say: receives a line about every damaged file.
     """
 
-    def __init__(self, folder: Path, name: str, layout: Layout, say: Callable[[str], None] = print) -> None:
-        self.folder, self.name, self.layout, self.say = folder, name, layout, say
+    def __init__(
+        self,
+        folder: Path,
+        worker: int,
+        layout: Layout,
+        rank: int = 0,
+        mesh: Mesh = Mesh(),  # noqa: B008 (a frozen value)
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.folder, self.worker, self.layout, self.rank, self.say = folder, worker, layout, rank, say
+        self.name, self.mesh = name_of(worker, rank), mesh
 
     def save(self, step: int, state: State) -> None:
         """Write the state after `step`; on return it has reached the disk.
@@ -78,7 +89,8 @@ class Checkpoints:
         save_file({str(number): tensor for number, tensor in enumerate(tensors)}, temporary / "state.safetensors")
         (temporary / "state.json").write_text(json.dumps(skeleton))
         files = {name: _fingerprint(temporary / name) for name in ("state.safetensors", "state.json")}
-        manifest = {"format": _FORMAT, "step": step, "layout": self.layout, "files": files}
+        mesh = self.mesh.division
+        manifest = {"format": _FORMAT, "step": step, "layout": self.layout, "mesh": mesh, "files": files}
         manifest["sha256"] = _hash_plain(manifest)
         (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1))
         for name in (*files, "manifest.json"):
@@ -99,22 +111,41 @@ class Checkpoints:
             _flush(changed)
 
     def load(self, step: int) -> State:
-        """The state that was saved after `step`."""
+        """The state that this process saved after `step`."""
         skeleton = json.loads((self._path(step) / "state.json").read_text())
         tensors = load_file(self._path(step) / "state.safetensors")
         # where a tensor lies in memory decides how the CPU sums it up: let torch place it, as it did before
         return unflatten(skeleton, [tensors[str(number)].clone() for number in range(len(tensors))])
 
+    def load_ranks(self, step: int) -> list[State]:
+        """What each rank that the worker then had saved after `step`; tensors are not read yet."""
+        states = []
+        for rank in range(self.mesh_of(step).num_ranks):
+            path = self._path(step, name_of(self.worker, rank))
+            file = safe_open(path / "state.safetensors", "pt")
+            tensors = [Stored(file.get_slice(str(number))) for number in range(len(file.keys()))]
+            states.append(unflatten(json.loads((path / "state.json").read_text()), tensors))
+        return states
+
+    def mesh_of(self, step: int) -> Mesh:
+        """Of the ranks that wrote the checkpoint of `step`, as far as it decides what each of them held."""
+        return Mesh(**self._manifest(step, self._witness(step))["mesh"])
+
     def usable(self) -> list[int]:
         """Steps of the undamaged checkpoints, newest first. Names every damaged file in one line.
+
+        Each rank looks after its own files; after those of another mesh the ranks look together, each after some. So
+        a worker can stand where all of its ranks say that it can.
 
         Raises:
             UserError: the newest undamaged one has another layout.
         """
         found = []
-        for step in sorted(self._steps(), reverse=True):
+        for step in sorted({*self._steps(self.name), *self._steps(name_of(self.worker))}, reverse=True):
             try:
-                manifest = self._verify(step)
+                manifest = self._manifest(step, self._witness(step))
+                for rank in range(self.rank, Mesh(**manifest["mesh"]).num_ranks, self.mesh.num_ranks):
+                    self._verify(step, name_of(self.worker, rank), manifest["mesh"])
             except _Damaged as damage:
                 self.say(f"checkpoint refused: {damage}")
                 continue
@@ -131,10 +162,10 @@ class Checkpoints:
             last_common: the last step that all workers have come past.
             unsaved: steps that some worker could not save.
         """
-        past = sorted(step for step in self._steps() if step <= last_common)
+        past = sorted(step for step in self._steps(self.name) if step <= last_common)
         kept = [step for step in past if step not in unsaved][-keep:] if len(past) > keep else past
-        for step in past:
-            if step in kept:
+        for step in self._all_steps():
+            if step > last_common or step in kept:
                 continue
             self._delete(step)
             with suppress(OSError):  # another worker's may lie there still, or it was quicker
@@ -142,50 +173,77 @@ class Checkpoints:
 
     def discard_after(self, step: int) -> None:
         """Delete what is newer than `step`, from which the run goes on, and what a kill has left half done."""
-        for newer in self._steps():
+        for newer in self._all_steps():
             if newer > step:
                 self._delete(newer)
         self.discard_half_done()
 
     def discard_half_done(self) -> None:
         """Delete what a kill has left half written, or half deleted."""
-        for before in self.folder.glob(f"step-*/{self.name}.old"):
-            if not before.with_suffix("").exists():  # killed just when the new one was to take its place
-                before.rename(before.with_suffix(""))
-        for half_done in self.folder.glob(f"step-*/{self.name}.*"):
-            shutil.rmtree(half_done)
+        for name in self._names():
+            for before in self.folder.glob(f"step-*/{name}.old"):
+                if not before.with_suffix("").exists():  # killed just when the new one was to take its place
+                    before.rename(before.with_suffix(""))
+            for half_done in self.folder.glob(f"step-*/{name}.*"):
+                shutil.rmtree(half_done)
 
-    def _path(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}" / self.name
+    def _path(self, step: int, name: str | None = None) -> Path:
+        return self.folder / f"step-{step:08d}" / (name or self.name)
 
-    def _steps(self) -> list[int]:
-        return [int(path.parent.name[5:]) for path in self.folder.glob(f"step-*/{self.name}")]
+    def _steps(self, name: str) -> list[int]:
+        return [int(path.parent.name[5:]) for path in self.folder.glob(f"step-*/{name}")]
+
+    def _all_steps(self) -> set[int]:
+        """Of what this process may delete."""
+        return {step for name in self._names() for step in self._steps(name)}
+
+    def _names(self) -> list[str]:
+        """Whose checkpoints this process deletes: its own; a first rank those of former ranks, too."""
+        names = {self.name}
+        if self.rank == 0:
+            for path in self.folder.glob(f"step-*/{self.name}-rank-*"):
+                if int(path.stem.rpartition("-")[2]) >= self.mesh.num_ranks:
+                    names.add(path.stem)
+        return sorted(names)
 
     def _delete(self, step: int) -> None:
-        self._path(step).rename(self._path(step).with_suffix(".tmp"))  # a kill must not leave half a checkpoint
-        shutil.rmtree(self._path(step).with_suffix(".tmp"))
+        """What of this step is this process' to delete."""
+        for path in map(partial(self._path, step), self._names()):
+            if path.exists():
+                path.rename(path.with_suffix(".tmp"))  # a kill must not leave half a checkpoint
+                shutil.rmtree(path.with_suffix(".tmp"))
 
-    def _verify(self, step: int) -> dict[str, Any]:
-        path = self._path(step) / "manifest.json"
+    def _witness(self, step: int) -> str:
+        """A rank whose manifest tells a checkpoint's mesh: the worker's first, or if it is not to be seen, this."""
+        first = name_of(self.worker)
+        return first if self._path(step, first).exists() else self.name
+
+    def _manifest(self, step: int, name: str) -> dict[str, Any]:
+        path = self._path(step, name) / "manifest.json"
         try:
             manifest: dict[str, Any] = json.loads(path.read_text())
             claimed = manifest.pop("sha256")
-            files = manifest["files"]
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise _Damaged(f"{path} cannot be read") from error
         if claimed != _hash_plain(manifest):
             raise _Damaged(f"{path} was altered")
         if manifest.get("format") != _FORMAT:
             raise _Damaged(f"{path} is of another version of isthmus")
-        for name, (size, digest) in files.items():
-            path = self._path(step) / name
+        return manifest
+
+    def _verify(self, step: int, rank_name: str, mesh: dict[str, int]) -> None:
+        """Of one rank that wrote a checkpoint on this mesh."""
+        manifest = self._manifest(step, rank_name)
+        if manifest["mesh"] != mesh:
+            raise _Damaged(f"{self._path(step, rank_name)} was written on another mesh than what lies beside it")
+        for name, (size, digest) in manifest["files"].items():
+            path = self._path(step, rank_name) / name
             if not path.is_file():
                 raise _Damaged(f"{path} is missing")
             if path.stat().st_size != size:
                 raise _Damaged(f"{path} has {path.stat().st_size} bytes instead of {size}")
             if _fingerprint(path)[1] != digest:
                 raise _Damaged(f"{path} was altered: its sha256 differs from the manifest's")
-        return manifest
 
     def _compare(self, step: int, layout: Layout) -> None:
         for key in [*self.layout, *layout]:
@@ -195,47 +253,6 @@ class Checkpoints:
                     f"checkpoint {self._path(step)} belongs to another run: {key} is {_brief(there)} there and "
                     f"{_brief(here)} here; resume with the configuration of that run, or choose another train.run_dir"
                 )
-
-
-class Unsaved:
-    """Steps whose checkpoint some worker could not write: a run goes on only from a step that all hold.
-
-    Args:
-        store: reaches all workers.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def add(self, step: int) -> None:
-        """Tell the others, before this worker takes part in another sync."""
-        with _lost_store():
-            self._store.set(f"unsaved/{step}", "")
-
-    def __contains__(self, step: object) -> bool:
-        """Whether any worker lacks it."""
-        with _lost_store():
-            return bool(self._store.check([f"unsaved/{step}"]))
-
-
-@contextmanager
-def _lost_store() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise PeerLost([], "the store is gone, and with it the process that holds it") from error
-
-
-def newest_common(steps: list[int], transport: Transport) -> int | None:
-    """The largest step that is in everybody's list; to be called by all ranks, before any sync."""
-    peers = transport.quorum(0)
-    for gather in (peers.gather_inside, peers.gather):  # then all ranks of all workers know
-        own = torch.full((_MOST,), -1, dtype=torch.int64)
-        newest = sorted(steps)[-_MOST:]
-        own[: len(newest)] = torch.tensor(newest, dtype=torch.int64)
-        lists = [{step for step in theirs.tolist() if step >= 0} for (theirs,) in gather([own])]
-        steps = list(set.intersection(*lists))
-    return max(steps, default=None)
 
 
 class _Damaged(Exception):
@@ -250,12 +267,6 @@ def _unshared(tensors: Tensors) -> Tensors:
         result.append(tensor.clone() if address in seen else tensor)
         seen.add(address)
     return result
-
-
-def reason_of(error: Exception) -> str:
-    """Why something could not be written, without the numbers and the path."""
-    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return text.removeprefix("Error while serializing: ").removeprefix("I/O error: ").split(" (os error")[0]
 
 
 def _fingerprint(path: Path) -> list[Any]:

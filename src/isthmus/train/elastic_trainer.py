@@ -36,11 +36,11 @@ class ElasticTrainer(Trainer):
         self.checkpoints.discard_half_done()
         usable = self.checkpoints.usable()
         if usable and self.method.transport_state["version"] > 0:
-            state = self.checkpoints.load(max(usable))
+            state = self._load(max(usable))
             self._restore_inner_step(state["inner_step"])
             self.totals = Totals(**state["totals"])
         elif usable:
-            self._become(self.checkpoints.load(max(usable)), max(usable))
+            self._become(self._load(max(usable)), max(usable))
         self._metrics_bytes = whole_lines(metrics_path(self.run_dir, self.worker))  # the others went on: nothing is cut
 
     def run(self) -> dict[str, Any]:

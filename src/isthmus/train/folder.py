@@ -46,3 +46,9 @@ def say(line: str) -> None:
     """A line for whoever runs this."""
     with suppress(OSError):  # the log's disk is full
         print(line, file=sys.stderr, flush=True)
+
+
+def reason_of(error: Exception) -> str:
+    """Why something could not be written, without the numbers and the path."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return text.removeprefix("Error while serializing: ").removeprefix("I/O error: ").split(" (os error")[0]

@@ -18,14 +18,16 @@ from isthmus.data import Corpus
 from isthmus.inner.micro_batch import find_fastest
 from isthmus.inner.pipelined import PipelinedStep
 from isthmus.outer import OuterLoop, anchored
-from isthmus.parallel.state import load_local_model, local_state, sharded_optimizer_state
+from isthmus.parallel.state import load_local_model, local_state, named_tensors, sharded_optimizer_state
 from isthmus.train import assemble
-from isthmus.train.checkpoint import Checkpoints, NotSaved, Unsaved, newest_common, reason_of
+from isthmus.train.checkpoint import Checkpoints, NotSaved
+from isthmus.train.common_steps import Unsaved, newest_common
 from isthmus.train.data_parallel import DataParallel
 from isthmus.train.evaluate import evaluate
-from isthmus.train.folder import metrics_path, name_of, say, write_file, write_summary
+from isthmus.train.folder import metrics_path, reason_of, say, write_file, write_summary
 from isthmus.train.metrics import MetricsFile, Totals
 from isthmus.train.place import Place, peers_named
+from isthmus.train.reshard import Holding, load_resharded
 from isthmus.train.stopping import Stopping
 from isthmus.transport import TransportError
 from isthmus.transport.rendezvous import open_store
@@ -42,12 +44,13 @@ class Trainer:
         self.device = assemble.choose_device()
         self.model = model_spec.build(config.train.seed).to(self.device)
         self._num_parameters = sum(param.numel() for param in self.model.parameters())
+        layout = assemble.layout(config, self.model)  # of the whole model
         stages = assemble.spread(config, model_spec, self.model, place.device_mesh)
         self.stream = self._open_stream(corpus)
         num_sequences = config.train.eval_batches * config.inner.batch_size
         self.validation = corpus.validation(config.inner.batch_size, num_sequences) if self.worker == 0 else []
-        name = name_of(self.worker, place.rank)
-        self.checkpoints = Checkpoints(self.run_dir / "checkpoints", name, assemble.layout(config, self.model), say)
+        folder = self.run_dir / "checkpoints"
+        self.checkpoints = Checkpoints(folder, self.worker, layout, place.rank, place.mesh, say)
         self.totals = Totals()
         self.eval_loss: float | None = None
         self.method: OuterLoop | DataParallel = self._build_method()
@@ -73,11 +76,15 @@ class Trainer:
                 f"{self.checkpoints.folder} holds no usable checkpoint that all workers have: "
                 "begin a new run with another train.run_dir"
             )
-        state = self.checkpoints.load(step)
+        state = self._load(step)
         if state["finished"] and step >= self.config.train.steps:
             raise UserError(f"{self.run_dir} is finished after {step} steps: raise train.steps to train on")
         self._become(state, step)
         self.checkpoints.discard_after(step)
+
+    def _load(self, step: int) -> State:
+        """What this rank saved after `step`, or would have saved on the present mesh."""
+        return load_resharded(self.checkpoints, step, self.model, self.inner_step.optimizer, self.method)
 
     def _become(self, state: State, step: int) -> None:
         """Stand where a checkpoint stands."""
@@ -87,7 +94,10 @@ class Trainer:
         self.totals = Totals(**state["totals"])
         self._metrics_bytes = state["metrics_bytes"]
         self._saved_step = step
-        assemble.set_generator_state(state["generators"])
+        if "generators" in state:
+            assemble.set_generator_state(state["generators"])
+        else:  # the ranks were others
+            assemble.seed_generators(self.config.train.seed + step, self.place.dropout_seed)
         self.method.load_state_dict(state["method"])  # last: it sends again what was in flight
         self._last_position = self.position
 
@@ -223,7 +233,8 @@ class Trainer:
     def _save(self, finished: bool, last: bool = False) -> None:
         """Write a checkpoint. Where that cannot be, training goes on, and the next one is tried when it is due."""
         state = {
-            "model": local_state(self.model.state_dict()),
+            "holding": Holding.of(self.model, self.inner_step.optimizer, self.method).state_dict(),
+            "model": local_state(named_tensors(self.model)),
             "method": self.method.state_dict(),
             "inner_step": local_state(self.inner_step.state_dict()),
             "stream": self._stream_state(),

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
+from isthmus.core.streams import copy_to
 from isthmus.core.types import Tensors
 from isthmus.transport.base import PeerLost, TransportError
 from isthmus.transport.heartbeat import Heartbeat, Verdict
@@ -224,18 +225,18 @@ class GroupPeers(BufferPeers):
         return unpack_each(result, tensors, num_ranks)
 
     def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
-        total = buffer.to(self._device)
+        total = self._staged(buffer)
         self._run("mean", lambda group: dist.all_reduce(total, group=group, async_op=True))
         return total.to(buffer.device)
 
     def _all_gather(self, buffer: torch.Tensor) -> torch.Tensor:
-        own = buffer.to(self._device)
+        own = self._staged(buffer)
         result = own.new_empty(self.size * len(own))
         self._run("gather", lambda group: _all_gather(result, own, group=group, async_op=True))
         return result.to(buffer.device)
 
     def _all_to_all(self, buffer: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-        parts = buffer.to(self._device)
+        parts = self._staged(buffer)
         received = [sizes[self.rank]] * self.size
         result = parts.new_empty(sum(received))
         self._run(
@@ -243,6 +244,10 @@ class GroupPeers(BufferPeers):
             lambda group: dist.all_to_all_single(result, parts, received, sizes, group=group, async_op=True),
         )
         return result.to(buffer.device)
+
+    def _staged(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Where the backend wants it; the training stream does not wait for that."""
+        return buffer if buffer.device.type == self._device.type else copy_to(buffer, self._device)
 
     def _run(self, kind: str, start: Callable[[dist.ProcessGroup], dist.Work | None]) -> None:
         what = f"{kind} of {self._name}"

@@ -1,0 +1,85 @@
+"""Where outer state stays between syncs: beside the parameters, or offloaded and fetched fragment by fragment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from isthmus.core.fragment import Fragment
+from isthmus.core.streams import copy_to
+from isthmus.core.types import UserError
+
+Tree = TypeVar("Tree")  # a tensor, or dicts and lists of tensors and plain values
+
+
+@dataclass(frozen=True)
+class Offload:
+    """Keeps outer state (anchors, outer optimizer, compressor memory, what is in flight) on `device`.
+
+    Only a fragment that is captured, sent or finished has its state beside the parameters. Copies are exact, so
+    results do not depend on it (ALGORITHMS, identity 38). CPU memory is pinned where there is CUDA.
+
+    Attributes:
+        device: "cpu", or any device that torch has here; None: the state stays beside the parameters.
+    """
+
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.device is None:
+            return
+        try:
+            torch.zeros((), device=self.device).item()  # what holds no values (meta) is no place either
+        except (RuntimeError, AssertionError, ImportError):
+            raise UserError(f"offload: there is no device {self.device!r} here: use cpu, or leave it out") from None
+
+    def put(self, tree: Tree) -> Tree:
+        """Offload tensors; on return the copies are complete."""
+        device = self.device
+        return tree if device is None else _map(tree, lambda tensor: copy_to(tensor, torch.device(device)))
+
+    def get(self, tree: Tree, device: torch.device) -> Tree:
+        """What `put` has kept, on `device`."""
+        moved: Tree = _map(tree, lambda tensor: tensor.to(device, copy=self.device is not None, non_blocking=True))
+        return moved
+
+    @contextmanager
+    def fetched(self, fragment: Fragment, outer_optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Have a fragment's anchor and outer optimizer state beside its parameters for a while."""
+        if self.device is None:
+            yield
+            return
+        _move(fragment, outer_optimizer, lambda tensor: self.get(tensor, fragment.device))
+        yield
+        self.put_fragment(fragment, outer_optimizer)
+
+    def put_fragment(self, fragment: Fragment, outer_optimizer: torch.optim.Optimizer) -> None:
+        """Offload a fragment's anchor and outer optimizer state."""
+        if self.device is not None:
+            _move(fragment, outer_optimizer, self.put)
+
+
+def _move(
+    fragment: Fragment, outer_optimizer: torch.optim.Optimizer, move: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Give anchors and optimizer state other memory; the anchors stay the objects that the optimizer knows."""
+    for anchor in fragment.anchor:
+        anchor.data = move(anchor.data)
+        state = outer_optimizer.state.get(anchor, {})
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and name != "step":  # torch leaves step counts on the CPU
+                state[name] = move(value)
+
+
+def _map(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return change(tree)
+    if isinstance(tree, dict):
+        return {key: _map(value, change) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_map(value, change) for value in tree)
+    return tree

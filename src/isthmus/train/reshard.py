@@ -1,0 +1,216 @@
+"""A checkpoint that a worker's ranks wrote on one mesh, read by its ranks on another."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from isthmus.core import State, UserError
+from isthmus.outer import OuterLoop
+from isthmus.parallel import Mesh
+from isthmus.parallel.state import Part, Stored, assemble, named_tensors
+from isthmus.train.checkpoint import Checkpoints
+from isthmus.train.data_parallel import DataParallel
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What a rank holds of its worker's model, and in which order the lists of its state have it."""
+
+    parts: dict[str, Part]  # by the names of parameters and buffers
+    optimizer: list[str]  # names, in the order of the inner optimizer
+    fragments: list[list[str]]
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, method: OuterLoop | DataParallel) -> Holding:
+        """This rank's."""
+        fragments = method.fragments if isinstance(method, OuterLoop) else []
+        parts = {name: Part.of(tensor) for name, tensor in named_tensors(model).items()}
+        names = {param: name for name, param in model.named_parameters()}
+        order = [names[param] for group in optimizer.param_groups for param in group["params"]]
+        return cls(parts, order, [fragment.param_names for fragment in fragments])
+
+    @property
+    def outer_optimizer(self) -> list[str]:
+        """Names, in the order of the outer optimizer."""
+        return [name for names in self.fragments for name in names]
+
+    def state_dict(self) -> State:
+        """As plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_state_dict(cls, state: State) -> Holding:
+        """The inverse of `state_dict`."""
+        return cls(**state | {"parts": {name: Part(**part) for name, part in state["parts"].items()}})
+
+
+def load_resharded(
+    checkpoints: Checkpoints,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    method: OuterLoop | DataParallel,
+) -> State:
+    """What this process saved after `step`; where the mesh was another one, what it would have saved on this one.
+
+    There are no `generators` then, for the ranks that drew those numbers are gone.
+
+    Args:
+        checkpoints: this process'.
+        step: undamaged on all ranks of this worker.
+        model: this rank's, as built.
+        optimizer: the inner one, as built.
+        method: as built.
+
+    Raises:
+        UserError: the former mesh cut the model into other fragments.
+    """
+    there = checkpoints.mesh_of(step)
+    if there.division == checkpoints.mesh.division:
+        return checkpoints.load(step)
+    assert isinstance(method, OuterLoop)  # without one a worker has one rank
+    check_fragments(len(method.fragments), there, checkpoints.mesh)
+    moved = Resharding(checkpoints.load_ranks(step), Holding.of(model, optimizer, method))
+    state = moved.state(checkpoints.rank, optimizer.state_dict(), method.outer_optimizer.state_dict())
+    if checkpoints.worker == checkpoints.rank == 0:
+        anew = ", ".join(["random numbers", *(f"compressor memory {path!r}" for path in sorted(moved.forgotten))])
+        checkpoints.say(f"resuming a checkpoint of {there} on {checkpoints.mesh}; begin anew: {anew}")
+    return state
+
+
+def check_fragments(num_fragments: int, there: Mesh, here: Mesh) -> None:
+    """Refuse to move a run between meshes that cut the model into different fragments; alike on all ranks."""
+    if num_fragments > 1 and (there.pp, there.stages_per_rank) != (here.pp, here.stages_per_rank):
+        raise UserError(
+            f"mesh: pipeline stages make fragments of their own, and this run has {num_fragments}: "
+            f"resume with mesh.pp {there.pp} and mesh.stages_per_rank {there.stages_per_rank}"
+        )
+
+
+class Resharding:
+    """Takes what one rank needs out of what all ranks of a former mesh saved.
+
+    What belongs to a parameter element by element is cut anew; what the ranks have in common is the first one's.
+
+    Args:
+        ranks: their states, tensors as `Stored`.
+        own: what this rank holds.
+
+    Attributes:
+        forgotten: paths of compressor memory that belongs to the former parts as a whole: it begins anew.
+    """
+
+    def __init__(self, ranks: list[State], own: Holding) -> None:
+        self.ranks, self.own = ranks, own
+        self.there = [Holding.from_state_dict(rank["holding"]) for rank in ranks]
+        self.forgotten = set[str]()
+
+    def state(self, rank: int, inner: State, outer: State) -> State:
+        """What rank number `rank` would have saved on the new mesh, but for its random numbers.
+
+        Args:
+            rank: inside the worker.
+            inner: the state of its new inner optimizer.
+            outer: the state of its new outer optimizer.
+        """
+        first, models = self.ranks[0], [saved["model"] for saved in self.ranks]
+        inner_steps, methods = ([saved[key] for saved in self.ranks] for key in ("inner_step", "method"))
+        orders = [holding.optimizer for holding in self.there]
+        optimizers = [saved["optimizer"] for saved in inner_steps]
+        return {
+            **{key: value for key, value in first.items() if key != "generators"},
+            "model": {name: self._cut(name, [saved.get(name) for saved in models]) for name in self.own.parts},
+            "method": self._method(methods, outer),
+            "inner_step": {
+                **first["inner_step"],
+                "optimizer": self._optimizer(optimizers, orders, inner, self.own.optimizer),
+            },
+            "metrics_bytes": self.ranks[rank]["metrics_bytes"] if rank < len(self.ranks) else 0,
+        }
+
+    def _method(self, methods: list[State], outer: State) -> State:
+        first, orders = methods[0], [holding.outer_optimizer for holding in self.there]
+        optimizers = [saved["outer_optimizer"] for saved in methods]
+        return {
+            **first,
+            "outer_optimizer": self._optimizer(optimizers, orders, outer, self.own.outer_optimizer),
+            "fragments": [
+                {
+                    **fragment,
+                    "anchor": self._cut_all(index, [saved["fragments"][index]["anchor"] for saved in methods]),
+                    "state": self._memory(index, [saved["fragments"][index]["state"] for saved in methods]),
+                }
+                for index, fragment in enumerate(first["fragments"])
+            ],
+            "in_flight": [
+                {**sync, "own": self._cut_all(sync["fragment"], [saved["in_flight"][i]["own"] for saved in methods])}
+                for i, sync in enumerate(first["in_flight"])
+            ],
+        }
+
+    def _optimizer(self, saved: list[State], orders: list[list[str]], fresh: State, names: list[str]) -> State:
+        """The state of a torch optimizer; its groups, which may be others now, are the `fresh` one's."""
+        ranks = [
+            {order[number]: entries for number, entries in one["state"].items()}
+            for one, order in zip(saved, orders, strict=True)
+        ]
+        state = {}
+        for number, name in enumerate(names):
+            entries = [rank.get(name, {}) for rank in ranks]
+            keys = {key for one in entries for key in one}
+            if keys:
+                state[number] = {key: self._cut(name, [one.get(key) for one in entries]) for key in sorted(keys)}
+        return {**fresh, "state": state}
+
+    def _memory(self, index: int, memories: list[State], of_fragment: bool = True, path: str = "") -> State:
+        """A compressor's, as far as it can move.
+
+        Args:
+            index: of the fragment.
+            memories: of the ranks.
+            of_fragment: whether this compressor works on the fragment's own tensors, in their order.
+            path: where in the whole memory.
+        """
+        result: State = {}
+        for key in sorted({key for memory in memories for key in memory}):
+            values = [memory.get(key) for memory in memories]
+            value = next((value for value in values if value is not None), None)
+            if isinstance(value, dict):
+                inside = [value or {} for value in values]
+                result[key] = self._memory(index, inside, of_fragment and key == "compressor", f"{path}{key}.")
+            elif not any(map(_holds_tensors, values)):
+                result[key] = value
+            elif of_fragment and all(map(self._is_elementwise, [index] * len(values), self.there, values)):
+                result[key] = self._cut_all(index, values)
+            else:
+                self.forgotten.add(path + key)
+        return result
+
+    def _is_elementwise(self, index: int, there: Holding, value: Any) -> bool:
+        sizes = [there.parts[name].sizes for name in there.fragments[index]]
+        return isinstance(value, list) and [getattr(stored, "shape", None) for stored in value] == sizes
+
+    def _cut_all(self, index: int, lists: list[list[Stored]]) -> list[torch.Tensor]:
+        """A tensor for every parameter that this rank has of a fragment."""
+        orders = [holding.fragments[index] for holding in self.there]
+        ranks = [dict(zip(order, tensors, strict=True)) for order, tensors in zip(orders, lists, strict=True)]
+        return [self._cut(name, [rank.get(name) for rank in ranks]) for name in self.own.fragments[index]]
+
+    def _cut(self, name: str, values: list[Any]) -> Any:
+        """This rank's part of what belongs to a parameter; the ranks that hold none of it have None."""
+        held = [(there, value) for there, value in zip(self.there, values, strict=True) if value is not None]
+        if not held or not isinstance(held[0][1], Stored):
+            return held[0][1] if held else None
+        pieces = [(there.parts[name], stored) for there, stored in held]
+        part, first = pieces[0]
+        if first.shape != part.sizes:  # a counter, the same on all ranks
+            return first[()]
+        return assemble(self.own.parts[name], pieces)
+
+
+def _holds_tensors(value: Any) -> bool:
+    return isinstance(value, Stored) or (isinstance(value, list | tuple) and any(map(_holds_tensors, value)))
