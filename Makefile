@@ -19,7 +19,7 @@ demo: $(READY)  ## train a small model in six ways and compare them in one table
 	$(BIN)/isthmus demo
 
 test: lint  ## format check, lint, types and tests
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 lint: $(READY)  ## format check, ruff, the floors of the house, types
 	$(BIN)/ruff format --check $(CODE)
@@ -32,7 +32,7 @@ format: $(READY)  ## rewrite the code in the house's format
 	$(BIN)/ruff check --fix $(CODE)
 
 bench: $(READY)  ## measure; results go, dated, to benchmarks/results
-	set -e; for part in codecs outer_loop device learning pace mesh churn chaos; do $(BIN)/python -m benchmarks.$$part; done
+	set -e; for part in codecs outer_loop device learning pace mesh wan uneven churn chaos; do $(BIN)/python -m benchmarks.$$part; done
 
 build: $(READY)  ## wheel and sdist, and the image where a Docker engine runs
 	rm -rf dist

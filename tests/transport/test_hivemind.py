@@ -169,7 +169,8 @@ def test_one_that_does_not_come_to_the_collective_is_named(worker):
     reason = failure(lambda: peers[1].gather([torch.zeros(3)]))
     assert "a did not come" in reason
     assert 3.9 < time.monotonic() - start < 8
-    assert "b gave up" in failure(lambda: peers[0].gather([torch.zeros(3)]))
+    # what b had sent may come before the news that it gave up; then the next collective says so
+    assert "b gave up" in failure(lambda: [peers[0].gather([torch.zeros(3)]) for _ in range(2)])
 
 
 def test_a_worker_alone_meets_itself(worker):
