@@ -25,6 +25,17 @@ from benchmarks.wan.hosts import launch
 
 OUTPUT = Path("runs/wan").absolute()
 MODEL_BITS = 32 * 858_880
+REFERENCES = ("nothing", "ddp")
+COLUMNS = ["contender", "wire", "tokens/s per worker", "utilisation", "times as fast as ddp",
+           "kB per step, by the kernel", "loss, equal tokens", "loss, equal wall-clock"]  # fmt: skip
+NOTES = [
+    f"2 workers, each a network namespace and one core; the model is {MODEL_BITS / 8e6:.2f} MB in float32; equal "
+    "model, data, batch, inner and outer optimizer settings; no warm start",
+    "utilisation: against inner steps alone in the same process, just before and after; between two syncs, without the "
+    "first round; ddp: all steps but the first",
+    "equal wall-clock: when `nothing`, without communication, has done all its steps; ddp at equal tokens: on a link "
+    "without a limit",
+]
 
 
 @dataclass(frozen=True)
@@ -96,7 +107,7 @@ class Link:
 
 
 FREE = Link("free", 0, 50, 300, 600)
-LINKS = {"free": FREE, "A": Link("A", 50, 100, 600, 16), "B": Link("B", 400, 100, 400, 4)}
+LINKS = {"free": FREE, "A": Link("A", 50, 100, 400, 14), "B": Link("B", 400, 100, 300, 4)}
 
 
 def run(contender: Contender, link: Link, mbit: float) -> dict[str, Any]:
@@ -149,7 +160,6 @@ def rows_of(results: list[dict[str, Any]], ddp_loss: dict[int, float]) -> list[l
         equal_tokens = ddp_loss.get(steps, float("nan")) if result is ddp else result["marks"][-1]["loss"]
         rows.append(
             [
-                result["link"],
                 result["contender"],
                 result["wire"],
                 f"{1024 / result['step_seconds']:,.0f}",
@@ -167,34 +177,32 @@ def compare(results: list[dict[str, Any]]) -> list[str]:
     """A line for every contender from elsewhere and our matching recipe."""
     lines = []
     for other in results:
-        if not other["matches"]:
+        own = next((result for result in results if result["contender"] == other["matches"]), None)
+        if own is None:
             continue
-        own = next(result for result in results if result["contender"] == other["matches"])
         lines.append(
-            f"link {other['link']}: {own['contender']} is {own['utilisation'] / other['utilisation']:.2f} times as "
+            f"{own['contender']} is {own['utilisation'] / other['utilisation']:.2f} times as "
             f"fast as {other['contender']} ({other['wire']}), final loss {own['marks'][-1]['loss']:.4f} and "
             f"{other['marks'][-1]['loss']:.4f}"
         )
     return lines
 
 
-def plot(results: list[dict[str, Any]], path: Path) -> None:
-    """Loss over wall-clock, a picture for each link."""
-    links = list(dict.fromkeys(result["link"] for result in results))
-    figure, axes = plt.subplots(1, len(links), figsize=(7 * len(links), 5), layout="constrained", squeeze=False)
-    for link, axis in zip(links, axes[0], strict=True):
-        for index, result in enumerate(result for result in results if result["link"] == link):
-            marks = result["marks"]
-            axis.plot(
-                [mark["seconds"] for mark in marks],
-                [mark["loss"] for mark in marks],
-                label=f"{result['contender']} ({100 * result['utilisation']:.1f} %)",
-                color=plt.get_cmap("tab20")(index),
-                marker=".",
-            )
-        axis.set(title=f"link {link}", xlabel="seconds", ylabel="evaluation loss of the anchor")
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=7)
+def plot(link: Link, results: list[dict[str, Any]], path: Path) -> None:
+    """Loss over wall-clock."""
+    figure, axes = plt.subplots(figsize=(8, 5.5), layout="constrained")
+    for index, result in enumerate(results):
+        marks = result["marks"]
+        axes.plot(
+            [mark["seconds"] for mark in marks],
+            [mark["loss"] for mark in marks],
+            label=f"{result['contender']}, {result['wire']} ({100 * result['utilisation']:.1f} %)",
+            color=plt.get_cmap("tab20")(index),
+            marker=".",
+        )
+    axes.set(title=f"link {link.name}", xlabel="seconds", ylabel="evaluation loss of the anchor", xscale="log")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
     figure.savefig(path, dpi=120)
 
 
@@ -204,31 +212,20 @@ def main() -> None:
     parser.add_argument("--links", nargs="+", default=list(LINKS), choices=list(LINKS))
     parser.add_argument("--only", nargs="*", default=[], help="names of contenders; all when not given")
     arguments = parser.parse_args()
-    chosen = [contender for contender in CONTENDERS if not arguments.only or contender.name in arguments.only]
-    free = {contender.name: run(contender, FREE, 0) for contender in CONTENDERS[:2]}
+    chosen = [c for c in CONTENDERS if not arguments.only or c.name in (*REFERENCES, *arguments.only)]
+    free = {contender.name: run(contender, FREE, 0) for contender in CONTENDERS if contender.name in REFERENCES}
     step_seconds = free["nothing"]["ceiling_seconds"]  # of an inner step
     ddp_loss = {mark["step"]: mark["loss"] for mark in free["ddp"]["marks"]}
-    results, rows, notes = [], [], []
     for link in (LINKS[name] for name in arguments.links):
         mbit = link.mbit(step_seconds)
-        group = [run(contender, link, mbit) for contender in chosen]
-        results += group
-        rows += rows_of(group, ddp_loss)
+        results = [run(contender, link, mbit) for contender in chosen]
         rate = f"{mbit:.2f} Mbit/s" if mbit else "without a limit"
-        notes += [f"link {link.name}: {rate}, an inner step {step_seconds * 1e3:.1f} ms", *compare(group)]
-    columns = ["link", "contender", "wire", "tokens/s per worker", "utilisation", "times as fast as ddp",
-               "kB per step, by the kernel", "loss, equal tokens", "loss, equal wall-clock"]  # fmt: skip
-    notes += [
-        f"2 workers, each a network namespace and one core; H = 100, on the free link 50; the model is "
-        f"{MODEL_BITS / 8e6:.2f} MB in float32; equal model, data, batch, inner and outer optimizer settings",
-        "utilisation: against inner steps alone in the same process, just before and after; between two syncs, "
-        "without the first round; ddp: all steps but the first",
-        "equal wall-clock: when `nothing`, without communication, has done all its steps; ddp at equal tokens: on a "
-        "link without a limit; no warm start",
-    ]
-    path = write("wan", "Slow links", columns, rows, notes, results)
-    plot(results, path.with_suffix(".png"))
-    print(path.read_text())
+        notes = [f"{rate}; an inner step takes {step_seconds * 1e3:.1f} ms; H = {link.local_steps}", *compare(results)]
+        path = write(
+            f"wan-{link.name}", f"Link {link.name}", COLUMNS, rows_of(results, ddp_loss), notes + NOTES, results
+        )
+        plot(link, results, path.with_suffix(".png"))
+        print(path.read_text())
 
 
 if __name__ == "__main__":
