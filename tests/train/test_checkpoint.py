@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -221,6 +222,29 @@ def test_a_kill_while_deleting_leaves_whole_checkpoints(checkpoints, monkeypatch
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     assert checkpoints.usable() == [20]
     assert not said
+
+
+def test_others_may_delete_meanwhile(checkpoints):
+    checkpoints.save(1, state())
+    over = threading.Event()
+
+    def others():
+        while not over.is_set():
+            folder = checkpoints.folder / "step-00000002"
+            (folder / "worker-1").mkdir(parents=True)
+            (folder / "worker-1").rmdir()
+            folder.rmdir()
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    try:
+        for _ in range(500):
+            checkpoints.prune(1, last_common=1)
+            checkpoints.discard_half_done()
+    finally:
+        over.set()
+        thread.join()
+    assert checkpoints.usable() == [1]
 
 
 def ranks_of(folder, mesh, said=None):

@@ -184,8 +184,9 @@ class Checkpoints:
             for before in self.folder.glob(f"step-*/{name}.old"):
                 if not before.with_suffix("").exists():  # killed just when the new one was to take its place
                     before.rename(before.with_suffix(""))
-            for half_done in self.folder.glob(f"step-*/{name}.*"):
-                shutil.rmtree(half_done)
+            for half_done in self._entries():
+                if half_done.stem == name != half_done.name:
+                    shutil.rmtree(half_done)
 
     def _path(self, step: int, name: str | None = None) -> Path:
         return self.folder / f"step-{step:08d}" / (name or self.name)
@@ -197,13 +198,22 @@ class Checkpoints:
         """Of what this process may delete."""
         return {step for name in self._names() for step in self._steps(name)}
 
+    def _entries(self) -> list[Path]:
+        """What lies in the folders of all steps, but for those that another worker deletes just now."""
+        found: list[Path] = []
+        for folder in self.folder.glob("step-*"):
+            with suppress(FileNotFoundError):
+                found += folder.iterdir()
+        return found
+
     def _names(self) -> list[str]:
         """Whose checkpoints this process deletes: its own; a first rank those of former ranks, too."""
         names = {self.name}
         if self.rank == 0:
-            for path in self.folder.glob(f"step-*/{self.name}-rank-*"):
-                if int(path.stem.rpartition("-")[2]) >= self.mesh.num_ranks:
+            for path in self._entries():
+                if path.stem.startswith(f"{self.name}-rank-"):
                     names.add(path.stem)
+            names -= {name_of(self.worker, rank) for rank in range(1, self.mesh.num_ranks)}
         return sorted(names)
 
     def _delete(self, step: int) -> None:
