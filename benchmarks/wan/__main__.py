@@ -22,15 +22,17 @@ import matplotlib.pyplot as plt
 
 from benchmarks.results import write
 from benchmarks.wan.hosts import launch
+from isthmus.recipes import load_config
+from isthmus.train.assemble import build_model_spec
 
+CONFIG = Path(__file__).with_name("wan.yaml")
 OUTPUT = Path("runs/wan").absolute()
-MODEL_BITS = 32 * 858_880
 REFERENCES = ("nothing", "ddp")
 COLUMNS = ["contender", "wire", "tokens/s per worker", "utilisation", "times as fast as ddp",
            "kB per step, by the kernel", "loss, equal tokens", "loss, equal wall-clock"]  # fmt: skip
 NOTES = [
-    f"2 workers, each a network namespace and one core; the model is {MODEL_BITS / 8e6:.2f} MB in float32; equal "
-    "model, data, batch, inner and outer optimizer settings; no warm start",
+    "2 workers, each a network namespace and one core; no warm start",
+    "equal model, data, batch, inner and outer optimizer settings",
     "utilisation: against inner steps alone in the same process, just before and after; between two syncs, without the "
     "first round; ddp: all steps but the first",
     "equal wall-clock: when `nothing`, without communication, has done all its steps; ddp at equal tokens: on a link "
@@ -101,9 +103,9 @@ class Link:
     steps: int
     ddp_steps: int
 
-    def mbit(self, step_seconds: float) -> float:
-        """Its rate."""
-        return MODEL_BITS / (self.ratio * step_seconds) / 1e6 if self.ratio else 0.0
+    def mbit(self, num_parameters: int, step_seconds: float) -> float:
+        """Its rate; of two workers each sends as many bytes as the model has."""
+        return 32e-6 * num_parameters / (self.ratio * step_seconds) if self.ratio else 0.0
 
 
 FREE = Link("free", 0, 50, 300, 600)
@@ -215,12 +217,18 @@ def main() -> None:
     chosen = [c for c in CONTENDERS if not arguments.only or c.name in (*REFERENCES, *arguments.only)]
     free = {contender.name: run(contender, FREE, 0) for contender in CONTENDERS if contender.name in REFERENCES}
     step_seconds = free["nothing"]["ceiling_seconds"]  # of an inner step
+    model = build_model_spec(load_config(CONFIG, [])).build(0)
+    num_parameters = sum(param.numel() for param in model.parameters())
     ddp_loss = {mark["step"]: mark["loss"] for mark in free["ddp"]["marks"]}
     for link in (LINKS[name] for name in arguments.links):
-        mbit = link.mbit(step_seconds)
+        mbit = link.mbit(num_parameters, step_seconds)
         results = [run(contender, link, mbit) for contender in chosen]
         rate = f"{mbit:.2f} Mbit/s" if mbit else "without a limit"
-        notes = [f"{rate}; an inner step takes {step_seconds * 1e3:.1f} ms; H = {link.local_steps}", *compare(results)]
+        notes = [
+            f"{rate}; {num_parameters:,} parameters; H = {link.local_steps}",
+            f"an inner step takes {step_seconds * 1e3:.1f} ms",
+            *compare(results),
+        ]
         path = write(
             f"wan-{link.name}", f"Link {link.name}", COLUMNS, rows_of(results, ddp_loss), notes + NOTES, results
         )

@@ -198,7 +198,7 @@ def test_a_kill_while_writing_never_harms_the_last_good_one(checkpoints, monkeyp
     checkpoints.save(10, state(1))
     pid = os.fork()
     if pid == 0:
-        monkeypatch.setattr(checkpoint, "_flush", kill_at_call(checkpoint._flush, number))
+        monkeypatch.setattr(checkpoint, "flush", kill_at_call(checkpoint.flush, number))
         checkpoints.save(20, state(2))
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL

@@ -10,9 +10,7 @@ written (the disk is full) leaves nothing behind, and the ones before it as they
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Container
 from contextlib import suppress
@@ -27,6 +25,7 @@ from isthmus.core import State, Tensors, UserError
 from isthmus.core.flatten import flatten, unflatten
 from isthmus.parallel import Mesh
 from isthmus.parallel.state import Stored
+from isthmus.train.files import fingerprint, flush, hash_plain
 from isthmus.train.folder import name_of, reason_of
 
 Layout = dict[str, Any]  # flat and plain: what must be equal for a checkpoint to fit
@@ -88,14 +87,14 @@ class Checkpoints:
         tensors = _unshared([tensor.detach().cpu().contiguous() for tensor in tensors])
         save_file({str(number): tensor for number, tensor in enumerate(tensors)}, temporary / "state.safetensors")
         (temporary / "state.json").write_text(json.dumps(skeleton))
-        files = {name: _fingerprint(temporary / name) for name in ("state.safetensors", "state.json")}
+        files = {name: fingerprint(temporary / name) for name in ("state.safetensors", "state.json")}
         mesh = self.mesh.division
         manifest = {"format": _FORMAT, "step": step, "layout": self.layout, "mesh": mesh, "files": files}
-        manifest["sha256"] = _hash_plain(manifest)
+        manifest["sha256"] = hash_plain(manifest)
         (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1))
         for name in (*files, "manifest.json"):
-            _flush(temporary / name)
-        _flush(temporary)
+            flush(temporary / name)
+        flush(temporary)
         before = final.with_suffix(".old")
         shutil.rmtree(before, ignore_errors=True)
         if final.exists():  # who comes back to an elastic run may come to a step for the second time
@@ -108,7 +107,7 @@ class Checkpoints:
             raise
         shutil.rmtree(before, ignore_errors=True)
         for changed in (final.parent, self.folder, self.folder.parent):
-            _flush(changed)
+            flush(changed)
 
     def load(self, step: int) -> State:
         """The state that this process saved after `step`."""
@@ -184,9 +183,9 @@ class Checkpoints:
             for before in self.folder.glob(f"step-*/{name}.old"):
                 if not before.with_suffix("").exists():  # killed just when the new one was to take its place
                     before.rename(before.with_suffix(""))
-            for half_done in self._entries():
-                if half_done.stem == name != half_done.name:
-                    shutil.rmtree(half_done)
+            for path in self._entries():
+                if path.stem == name and path.suffix:
+                    shutil.rmtree(path)
 
     def _path(self, step: int, name: str | None = None) -> Path:
         return self.folder / f"step-{step:08d}" / (name or self.name)
@@ -235,7 +234,7 @@ class Checkpoints:
             claimed = manifest.pop("sha256")
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise _Damaged(f"{path} cannot be read") from error
-        if claimed != _hash_plain(manifest):
+        if claimed != hash_plain(manifest):
             raise _Damaged(f"{path} was altered")
         if manifest.get("format") != _FORMAT:
             raise _Damaged(f"{path} is of another version of isthmus")
@@ -252,7 +251,7 @@ class Checkpoints:
                 raise _Damaged(f"{path} is missing")
             if path.stat().st_size != size:
                 raise _Damaged(f"{path} has {path.stat().st_size} bytes instead of {size}")
-            if _fingerprint(path)[1] != digest:
+            if fingerprint(path)[1] != digest:
                 raise _Damaged(f"{path} was altered: its sha256 differs from the manifest's")
 
     def _compare(self, step: int, layout: Layout) -> None:
@@ -277,25 +276,6 @@ def _unshared(tensors: Tensors) -> Tensors:
         result.append(tensor.clone() if address in seen else tensor)
         seen.add(address)
     return result
-
-
-def _fingerprint(path: Path) -> list[Any]:
-    """Size in bytes and sha256."""
-    with path.open("rb") as file:
-        return [path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()]
-
-
-def _hash_plain(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Have a file or folder written to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _brief(value: Any) -> str:
