@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from train_processes import MESHES, NOT_ELEMENTWISE, Job, run_jobs, said
+from train_processes import MESHES, NOT_ELEMENTWISE, Job, recipe, run_jobs, said
 
 from isthmus.recipes import RECIPES
 
@@ -25,8 +25,7 @@ def meshed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two workers of two ranks: `diloco` on every mesh, other recipes on FSDP2. All checkpoints are kept."""
     folder = tmp_path_factory.mktemp("meshed")
     runs = {name: [mesh] for name, mesh in MESHES.items()}
-    for recipe in ("streaming", *NOT_ELEMENTWISE):
-        runs[recipe] = [MESHES["shard"], f"outer.recipe={recipe}"]
+    runs |= {name: [MESHES["shard"], *recipe(name)] for name in ("streaming", *NOT_ELEMENTWISE)}
     common = "train.keep_checkpoints=99"
     jobs = [Job([common, f"train.run_dir={folder / name}", *run], workers_said=2) for name, run in runs.items()]
     assert run_jobs(jobs, 4) == [0] * 4, said(folder / "shard", 0)
@@ -35,6 +34,6 @@ def meshed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _run_all(num_workers: int, folder: Path) -> Path:
     """The same processes run all recipes, one after the other."""
-    jobs = [Job([f"outer.recipe={name}", f"train.run_dir={folder / name}"]) for name in RECIPES.names()]
+    jobs = [Job([*recipe(name), f"train.run_dir={folder / name}"]) for name in RECIPES.names()]
     assert run_jobs(jobs, num_workers) == [0] * num_workers
     return folder

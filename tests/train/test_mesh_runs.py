@@ -32,8 +32,8 @@ def test_anchors_are_equal_on_all_workers(meshed, name):
 
 
 @pytest.mark.parametrize("name", ["streaming", *NOT_ELEMENTWISE])
-def test_other_methods_learn_about_as_much(meshed, two_workers, name):
-    assert losses(meshed / name, "eval")[-1] == pytest.approx(losses(two_workers / name, "eval")[-1], rel=0.02)
+def test_other_methods_learn_as_much(meshed, two_workers, name):
+    assert losses(meshed / name, "eval")[-1] < 1.02 * losses(two_workers / name, "eval")[-1]
 
 
 @pytest.mark.parametrize("mesh", ["shard", "pp"])

@@ -31,6 +31,7 @@ COMMON = [
     "train.log_every=1",
 ]
 MESHES = {"shard": "mesh.shard=2", "tp": "mesh.tp=2", "pp": "mesh.pp=2"}
+LOW_RANK = ["outer.compressor.compressor.rank=4"]  # at dilocox's own 32 so small a model would not be factorised
 NOT_ELEMENTWISE = ("sparseloco", "dilocox")  # what is kept depends on how the model is cut
 TIMING = {"seconds", "hidden_seconds"}
 _LETHAL = (-signal.SIGKILL, 1)  # exit codes of a worker after which the others are ended too
@@ -45,6 +46,11 @@ class Job:
     signal_before_step: tuple[int, int, int] | None = None  # (worker, step, signal number): it sends it to itself
     step_seconds: float = 0.0  # slows every step
     workers_said: int | None = None  # by the configuration, where it is not the truth
+
+
+def recipe(name: str) -> list[str]:
+    """The configuration of a recipe, at a size at which it does what it is made for."""
+    return [f"outer.recipe={name}", *(LOW_RANK if name == "dilocox" else [])]
 
 
 def run(run_dir: Path, *overrides: str, num_workers: int = 2, **job: Any) -> list[int]:
