@@ -134,12 +134,16 @@ def test_killed_while_it_catches_up_a_worker_tries_again(point):
     assert town.workers["worker-0"].loop.anchor_hash() == town.workers["worker-1"].loop.anchor_hash()
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.02], ids=["undecided", "decided"])
 @pytest.mark.parametrize("method", SCHEDULES.values(), ids=SCHEDULES.keys())
-def test_a_worker_that_did_not_see_the_vote_end_learns_that_it_counted(method):
-    """The others have committed what it sent: it takes over their state, and sends that part no second time."""
+def test_a_worker_that_did_not_see_the_vote_end_learns_that_it_counted(method, pause):
+    """The others have committed what it sent: it takes over their state, and sends that part no second time.
+
+    Where they pause between steps, their syncs in flight are decided when it does so; else they mostly are not.
+    """
     town = Town(36, min_workers=2, expected_workers=3, **method)
-    town.start("worker-0")
-    town.start("worker-1")
+    town.start("worker-0", each_step=lambda worker: time.sleep(pause))
+    town.start("worker-1", each_step=lambda worker: time.sleep(pause))
     town.start("worker-2", lose("committed", 5))
     town.wait()
     assert not {version: hashes for version, hashes in town.hashes.items() if len(hashes) > 1}

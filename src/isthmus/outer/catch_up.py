@@ -50,15 +50,16 @@ def most_bytes(fragments: list[Fragment]) -> int:
 
 
 def _copy_state(loop: OuterLoop) -> State:
-    in_flight, transport = list[State](), loop.transport_state
+    in_flight, finished = list[State](), copy.deepcopy(loop.transport_state)
+    latest = finished
     for sync in sorted(loop.in_flight.values(), key=lambda sync: sync.outer_step):
         outcome = sync.outcome.result() if sync.outcome and sync.outcome.done() else None
         hand_over(outcome.mean if outcome else [])
         mean = [tensor.clone() for tensor in outcome.mean] if outcome else []
         effort = outcome.report.effort if outcome else loop.rounds.effort
+        latest = copy.deepcopy(outcome.transport) if outcome else latest
         known = {"known": outcome is not None, "committed": bool(mean), "mean": mean, "effort": effort}
-        in_flight.append({"fragment": sync.fragment, "outer_step": sync.outer_step} | known)
-        transport = outcome.transport if outcome else transport
+        in_flight.append({"fragment": sync.fragment, "outer_step": sync.outer_step, "transport": latest} | known)
     return {
         "stage": loop.stage,
         "inner_steps": loop.inner_steps,
@@ -68,7 +69,8 @@ def _copy_state(loop: OuterLoop) -> State:
         "versions": [fragment.version for fragment in loop.fragments],
         "outer_optimizer": copy.deepcopy(loop.outer_optimizer.state_dict()),
         "in_flight": in_flight,
-        "transport": copy.deepcopy(transport),
+        "finished": finished,  # what the transport remembered after the last sync in the anchors
+        "transport": latest,  # and after the last one decided
     }
 
 
@@ -80,7 +82,7 @@ def adopt(loop: OuterLoop, state: State) -> list[Sync]:
         Syncs that are still looking for workers: to be sent again, with nothing of this worker in them.
     """
     loop.transport.load_state_dict(state["transport"])
-    loop.transport_state = state["transport"]
+    loop.transport_state = state["finished"]
     rider, in_flight = loop.transport.rider, loop.in_flight.values()
     contributed = any(loop.transport.contributed_to(sync.outer_step) for sync in in_flight)
     keeps = rider is None or rider.settle(contributed)
@@ -104,9 +106,8 @@ def adopt(loop: OuterLoop, state: State) -> list[Sync]:
         sync = Sync(saved["fragment"], nothing, detached=False, outer_step=saved["outer_step"])
         if saved["known"]:
             mean = saved["mean"] if saved["committed"] else []
-            now = loop.transport.now()
-            effort = saved["effort"]
-            outcome = Outcome.without_own(fragment, mean, 0.0, state["transport"], now, sync.outer_step, effort)
+            parts = (mean, 0.0, saved["transport"], loop.transport.now(), sync.outer_step, saved["effort"])
+            outcome = Outcome.without_own(fragment, *parts)
             sync.outcome = arrived(outcome)
             loop.in_flight[sync.fragment] = sync
         else:

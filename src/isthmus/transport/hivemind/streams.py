@@ -20,7 +20,7 @@ from isthmus.transport.peers import BufferPeers
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Views = dict[int, memoryview]  # by rank
-_LAST_WORDS_SECONDS = 0.5  # a stream has broken: the reason may still be on its way on the other one
+_LAST_WORDS_SECONDS = 2.0  # a stream has broken: the reason may still be on its way on the other one
 
 
 class Mesh:
@@ -95,7 +95,7 @@ class Mesh:
             self._hang_up()
 
     async def _exchange(self, outgoing: Views, incoming: Views) -> None:
-        self._waited_for = set(self._others) - self._in[Kind.BULK].keys()
+        self._waited_for = set(self._others) - (self._in[Kind.BULK].keys() & self._in[Kind.PULSE].keys())
         await self._connected.wait()
         self._waited_for = set(self._others)
         sends = [self._blame(rank, self._send(rank, view)) for rank, view in outgoing.items()]
@@ -140,7 +140,9 @@ class Mesh:
         self._check_connected()
 
     def _check_connected(self) -> None:
-        if len(self._in[Kind.BULK]) == len(self._out[Kind.BULK]) == len(self._others):
+        """Both kinds: without its second stream a worker could not say why it gives up."""
+        streams = [*self._in.values(), *self._out.values()]
+        if all(len(by_rank) == len(self._others) for by_rank in streams):
             self._connected.set()
 
     async def _beat(self) -> None:
