@@ -254,8 +254,11 @@ def test_a_peer_outside_the_list_takes_part_in_nothing(worker, tmp_path):
 
     async def knock():
         reader, writer = await outsider._node.dial(a.peer_id, outsider._protocol)
-        writer.write(Frame(Kind.BULK, bytes.fromhex(meetings[-1].id), 1).header())
-        return await reader.read()
+        try:
+            writer.write(Frame(Kind.BULK, bytes.fromhex(meetings[-1].id), 1).header())
+            return await reader.read()
+        except ConnectionError:
+            return b""  # so soon that even the knock broke off
 
     assert outsider._node.call(knock()) == b""  # a closed at once
     assert not outsider._node.call(outsider._node.answers(a.peer_id)), "the DHT of a member is closed to it as well"
