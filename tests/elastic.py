@@ -49,6 +49,7 @@ class Town:
         self.steps, self.min_workers, self.expected_workers = steps, min_workers, expected_workers
         self.method = {"schedule": SyncSchedule(3), "compressor": Cast(), "outer_optimizer": nesterov, **method}
         self.split = self.method.pop("split", split_whole)
+        self.make_model = self.method.pop("make_model", toy_model)
         self.workers: dict[str, Worker] = {}
         self.hashes: dict[int, set[str]] = {}  # version: hashes of the anchors of those who had it
         self.said: list[str] = []
@@ -84,7 +85,7 @@ class Town:
         )
         transport.disturb = disturb
         try:
-            model = toy_model()
+            model = self.make_model()
             loop = OuterLoop(self.split(model), transport=transport, steps=self.steps, **self.method)
             worker = self.workers[name] = Worker(model, sgd(model.parameters()), loop)
             while loop.stage != "finished":

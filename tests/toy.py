@@ -79,13 +79,14 @@ def toy_run(
     each_step: Callable[[int, int, Worker], None] = lambda rank, step, worker: None,
     split: Callable[[nn.Module], list[Any]] = split_whole,
     finish: bool = False,
+    make_model: Callable[[], nn.Module] = toy_model,
     **method: Any,
 ) -> list[Worker]:
     """Train `num_workers` toy models; `method` holds the OuterLoop's arguments. Returns the workers in rank order."""
     method = {"schedule": SyncSchedule(3), "compressor": Cast(), "outer_optimizer": nesterov, **method}
 
     def work(rank: int, transport: Any) -> Worker:
-        model = toy_model()
+        model = make_model()
         worker = Worker(model, inner(model.parameters()), OuterLoop(split(model), transport=transport, **method))
         for step in range(steps):
             inner_step(model, worker.optimizer, batch(rank, step))

@@ -129,7 +129,7 @@ def run(contender: Contender, link: Link, mbit: float) -> dict[str, Any]:
     steps = link.ddp_steps if ddp else link.steps
     every = 1 if ddp and link.ratio else link.local_steps
     folder = OUTPUT / f"{link.name}-{contender.name.replace(', ', '-').replace(' ', '-')}"
-    overrides = [override.format(tau=link.local_steps // 2 - 10) for override in contender.overrides]
+    overrides = [override.replace("{tau}", str(link.local_steps // 2 - 10)) for override in contender.overrides]
     overrides += [f"train.steps={steps}", f"outer.schedule.local_steps={link.local_steps}"]
     arguments = [contender.program, str(every), *overrides]
     workers = launch(folder, [mbit] * 2, lambda result: ["benchmarks.wan.worker", str(result), *arguments])

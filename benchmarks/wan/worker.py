@@ -94,7 +94,7 @@ class Run:
         for mark in marks:
             for param, value in zip(self.model.parameters(), mark.pop("values"), strict=True):
                 param.copy_(value)
-            mark["loss"] = evaluate(self.model, self.validation, torch.device("cpu"), None) if self.rank == 0 else None
+            mark["loss"] = evaluate(self.model, self.validation)["loss"] if self.rank == 0 else None
 
     def leave(self) -> None:
         """Together, as some take their time."""

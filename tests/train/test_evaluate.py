@@ -16,7 +16,24 @@ class Mean(nn.Module):
 
 def test_every_sample_weighs_the_same_whatever_its_batch():
     samples = torch.arange(7.0)
-    assert evaluate(Mean(), [{"x": samples[:4]}, {"x": samples[4:]}]) == pytest.approx(samples.mean().item())
+    values = evaluate(Mean(), [{"x": samples[:4]}, {"x": samples[4:]}])
+    assert values == {"loss": pytest.approx(samples.mean().item())}
+
+
+def test_a_model_measures_what_else_is_worth_knowing():
+    class Largest(Mean):
+        def measure(self, batches):
+            return {"largest": max(batch["x"].max().item() for batch in batches)}
+
+    assert evaluate(Largest(), [{"x": torch.arange(3.0)}]) == {"loss": 1.0, "largest": 2.0}
+
+
+def test_what_an_evaluation_draws_is_the_same_every_time():
+    class Noisy(Mean):
+        def forward(self, batch):
+            return torch.rand(())
+
+    assert evaluate(Noisy(), [{"x": torch.ones(2)}]) == evaluate(Noisy(), [{"x": torch.ones(2)}])
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -215,4 +215,4 @@ def test_bad_input_is_one_line(tmp_path, override, message):
 
 def test_data_with_more_tokens_than_the_model_knows(tmp_path):
     config = toy_config(tmp_path, "model={type: gpt_neox, vocab_size: 200, sequence_length: 8}")
-    assert "model.vocab_size is 200, the data has 256 different tokens" in refused(config)
+    assert "model.vocab_size is 200, the data has 256: raise it" in refused(config)

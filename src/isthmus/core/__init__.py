@@ -1,6 +1,6 @@
 """The foundation: the words of the house. Imports torch only."""
 
-from isthmus.core.fragment import Fragment, split_balanced, split_strided, split_whole
+from isthmus.core.fragment import BufferRule, Fragment, buffer_rules, split_balanced, split_strided, split_whole
 from isthmus.core.registry import Registry, nearest
 from isthmus.core.schedule import SyncSchedule
 from isthmus.core.types import Peers, State, SyncReport, Tensors, UserError
@@ -16,6 +16,7 @@ SPLITS = Registry(
 
 __all__ = [
     "SPLITS",
+    "BufferRule",
     "Fragment",
     "Peers",
     "Registry",
@@ -24,6 +25,7 @@ __all__ = [
     "SyncSchedule",
     "Tensors",
     "UserError",
+    "buffer_rules",
     "nearest",
     "split_balanced",
     "split_strided",

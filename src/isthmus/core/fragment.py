@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _NormBase
 
 from isthmus.core.types import State, Tensors, UserError
+
+BufferRule = Literal["averaged", "replicated", "local"]
+_STATISTICS: dict[str, BufferRule] = {"running_mean": "averaged", "running_var": "averaged"}
 
 
 def local_view(tensor: torch.Tensor) -> torch.Tensor:
@@ -35,6 +40,8 @@ class Fragment:
     param_names: list[str]  # in the same order
     state: State = field(default_factory=dict)  # compressor memory, private to this worker
     version: int = 0  # committed outer steps of this fragment
+    averaged: Tensors = field(default_factory=list)  # live buffers that become their mean with every sync
+    replicated: Tensors = field(default_factory=list)  # live buffers that are equal on all workers by themselves
 
     @property
     def device(self) -> torch.device:
@@ -52,7 +59,7 @@ def split_whole(model: nn.Module, num_fragments: int = 1) -> list[Fragment]:
     """The whole model as one fragment."""
     if num_fragments != 1:
         raise UserError(f"a whole model is 1 fragment, not {num_fragments}: use the strided or balanced split")
-    return [Fragment.of("all", _trainable(model))]
+    return _with_buffers(model, [Fragment.of("all", _trainable(model))])
 
 
 def split_strided(model: nn.Module, num_fragments: int) -> list[Fragment]:
@@ -99,7 +106,33 @@ def _assemble(
         if key not in owner:
             owner[key] = sizes.index(min(sizes))
             sizes[owner[key]] += params[key].numel()
-    return [
+    fragments = [
         Fragment.of(str(index), {key: param for key, param in params.items() if owner[key] == index})
         for index in range(num_fragments)
     ]
+    return _with_buffers(model, fragments)
+
+
+def buffer_rules(model: nn.Module) -> dict[str, BufferRule]:
+    """What happens to every buffer of a model when workers sync.
+
+    A module says it by an attribute `buffer_rules`, {name: rule}. "averaged": the mean over the workers, after every
+    sync, which the running statistics of batch norm are unless they say otherwise; "replicated": what all workers
+    compute alike, and a worker that joins is handed; "local", the default: each worker's own.
+    """
+    rules: dict[str, BufferRule] = {}
+    for prefix, module in model.named_modules():
+        known = _STATISTICS if isinstance(module, _NormBase) else {}
+        known = known | getattr(module, "buffer_rules", {})
+        for name, _ in module.named_buffers(recurse=False):
+            rules[f"{prefix}.{name}" if prefix else name] = known.get(name, "local")
+    return rules
+
+
+def _with_buffers(model: nn.Module, fragments: list[Fragment]) -> list[Fragment]:
+    """They move with the last fragment: once a round."""
+    buffers, last = dict(model.named_buffers()), fragments[-1]
+    for name, rule in buffer_rules(model).items():
+        if name in buffers and rule != "local":
+            (last.averaged if rule == "averaged" else last.replicated).append(buffers[name])
+    return fragments

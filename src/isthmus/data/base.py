@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -15,7 +16,7 @@ class Stream(Protocol):
 
     @property
     def tokens_per_batch(self) -> int:
-        """Tokens a batch trains on."""
+        """Tokens a batch trains on; images or seconds of sound, where there are no tokens."""
         ...
 
     def __iter__(self) -> Self:
@@ -57,8 +58,8 @@ class Corpus(Protocol):
     """Opened data."""
 
     @property
-    def vocab_size(self) -> int:
-        """Number of different tokens."""
+    def sizes(self) -> dict[str, int]:
+        """What a model must have at least, by the names of its options: {"vocab_size": 256}."""
         ...
 
     def stream(self, worker: int, batch_size: int, seed: int = 0) -> Stream:
@@ -77,6 +78,10 @@ class Corpus(Protocol):
 class DataSpec(Protocol):
     """A description of data: a frozen dataclass whose fields are its options."""
 
-    def open(self, sequence_length: int) -> Corpus:
-        """Find and read the data, cut into samples of `sequence_length` tokens."""
+    @property
+    def open(self) -> Callable[..., Corpus]:
+        """Finds and reads the data.
+
+        What its parameters name is asked of the model: `open(sequence_length)` fits a model with that option.
+        """
         ...

@@ -29,7 +29,7 @@ class TokenCorpus:
         self.train = train
         self.held_out = validation
         self.sequence_length = sequence_length
-        self.vocab_size = vocab_size
+        self.sizes = {"vocab_size": vocab_size}
 
     def stream(self, worker: int, batch_size: int, seed: int = 0) -> TokenStream:
         """The training batches {"tokens": [batch_size, sequence_length + 1] int64} of one worker."""

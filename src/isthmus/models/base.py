@@ -1,4 +1,13 @@
-"""The contract of every model: a module that maps a batch to the mean of its losses."""
+"""The contract of every model: a module that maps a batch to the mean of its losses.
+
+A module may also have
+
+- `measure(batches) -> {name: value}`: what is worth knowing of it beside its loss (accuracy, word error rate), over
+  batches on its device, in evaluation mode;
+- `buffer_rules`: what becomes of its buffers when workers sync (`isthmus.core.buffer_rules`);
+- `after_sync(num_steps)`: called with the anchors in its parameters after every round (num_steps inner steps), to
+  compute what all workers compute alike, such as moving averages of the anchors.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +26,10 @@ from isthmus.inner.step import Batch
 
 
 class ModelSpec(Protocol):
-    """A model's description: a frozen dataclass whose fields are its options."""
+    """A model's description: a frozen dataclass whose fields are its options.
 
-    @property
-    def sequence_length(self) -> int:
-        """Tokens a sample is trained on."""
-        ...
+    Data look for the options that they need: text for `sequence_length` and `vocab_size`, for example.
+    """
 
     def build(self, seed: int = 0) -> nn.Module:
         """The module `batch -> scalar loss`; equal seeds give equal weights. Weights are float32, on the CPU."""

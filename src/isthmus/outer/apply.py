@@ -55,6 +55,8 @@ def apply(
         _outer_step(fragment, gradients, outer_optimizer, plain)
         for param, before, anchor in zip(fragment.params, then, fragment.anchor, strict=True):
             param.copy_(rule.resume(param.float(), before, anchor.detach()))
+    for buffer, value in zip(fragment.averaged, outcome.buffers, strict=False):  # none without a sync
+        buffer.copy_(value)
     if sync:
         fragment.state = outcome.state
         fragment.version += 1

@@ -11,7 +11,7 @@ import torch
 from isthmus.core.fragment import Fragment
 from isthmus.core.streams import hand_over
 from isthmus.core.types import State, Tensors
-from isthmus.outer.sync import Outcome, Sync, arrived, pseudo_gradient, zeros
+from isthmus.outer.sync import Outcome, Sync, arrived, averaged_buffers, pseudo_gradient, zeros
 from isthmus.transport.base import TransportError
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def _copy_state(loop: OuterLoop) -> State:
         effort = outcome.report.effort if outcome else loop.rounds.effort
         latest = copy.deepcopy(outcome.transport) if outcome else latest
         known = {"known": outcome is not None, "committed": bool(mean), "mean": mean, "effort": effort}
+        known["buffers"] = [tensor.clone() for tensor in outcome.buffers] if outcome else []
         in_flight.append({"fragment": sync.fragment, "outer_step": sync.outer_step, "transport": latest} | known)
     return {
         "stage": loop.stage,
@@ -66,6 +67,7 @@ def _copy_state(loop: OuterLoop) -> State:
         "outer_steps": loop.outer_steps,
         "rounds": loop.rounds.state_dict(),
         "anchors": [[anchor.detach().clone() for anchor in fragment.anchor] for fragment in loop.fragments],
+        "buffers": [[buffer.clone() for buffer in _shared_buffers(fragment)] for fragment in loop.fragments],
         "versions": [fragment.version for fragment in loop.fragments],
         "outer_optimizer": copy.deepcopy(loop.outer_optimizer.state_dict()),
         "in_flight": in_flight,
@@ -98,21 +100,30 @@ def adopt(loop: OuterLoop, state: State) -> list[Sync]:
         for param, anchor, value, part in zip(fragment.params, fragment.anchor, anchors, own, strict=True):
             anchor.copy_(value)
             param.copy_(loop.offload.get(anchor.detach(), param.device) - loop.offload.get(part, param.device))
+    for fragment, buffers in zip(loop.fragments, state["buffers"], strict=True):
+        for buffer, value in zip(_shared_buffers(fragment), buffers, strict=True):
+            buffer.copy_(value)
     loop.in_flight = {}
     again = []
     for saved in state["in_flight"]:
         fragment = loop.fragments[saved["fragment"]]
         nothing = [torch.zeros_like(param, dtype=torch.float32) for param in fragment.params]
-        sync = Sync(saved["fragment"], nothing, detached=False, outer_step=saved["outer_step"])
+        buffers = averaged_buffers(fragment)
+        sync = Sync(saved["fragment"], nothing, detached=False, buffers=buffers, outer_step=saved["outer_step"])
         if saved["known"]:
             mean = saved["mean"] if saved["committed"] else []
             parts = (mean, 0.0, saved["transport"], loop.transport.now(), sync.outer_step, saved["effort"])
             outcome = Outcome.without_own(fragment, *parts)
+            outcome.buffers = saved["buffers"]
             sync.outcome = arrived(outcome)
             loop.in_flight[sync.fragment] = sync
         else:
             again.append(sync)
     return again
+
+
+def _shared_buffers(fragment: Fragment) -> Tensors:
+    return [*fragment.averaged, *fragment.replicated]
 
 
 def _progress(loop: OuterLoop, index: int) -> Tensors:

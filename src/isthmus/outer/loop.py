@@ -27,7 +27,7 @@ from isthmus.outer.offload import Offload
 from isthmus.outer.pace import Pace
 from isthmus.outer.rounds import Rounds
 from isthmus.outer.saved import restore, saved_state
-from isthmus.outer.sync import Exchange, Outcome, Sync, pseudo_gradient, zeros
+from isthmus.outer.sync import Exchange, Outcome, Sync, averaged_buffers, pseudo_gradient, zeros
 from isthmus.transport.base import Behind, Transport
 
 Stage = Literal["training", "landing", "last", "finished"]
@@ -217,7 +217,7 @@ class OuterLoop:
             torch._foreach_sub_(own, self.offload.get(before.own, fragment.device))
         detached = self._delayed and not self.merge.keeps_progress and not self.rounds.warm(self.inner_steps)
         rider = self.transport.rider if index == len(self.fragments) - 1 else None  # it moves once a round
-        return Sync(index, own, detached, rider.claim() if rider else None)
+        return Sync(index, own, detached, rider.claim() if rider else None, averaged_buffers(fragment))
 
     def _send(self, captured: list[Sync]) -> None:
         for sync in captured:

@@ -9,7 +9,7 @@ from isthmus.outer.sync import Sync, copy_dicts
 if TYPE_CHECKING:
     from isthmus.outer.loop import OuterLoop
 
-_OF_SYNC = ("fragment", "own", "detached", "claim", "outer_step")
+_OF_SYNC = ("fragment", "own", "detached", "claim", "buffers", "outer_step")
 
 
 def saved_state(loop: OuterLoop) -> dict[str, Any]:

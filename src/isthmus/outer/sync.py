@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from isthmus.compress.base import Compressor, NotFinite
+from isthmus.compress.base import Compressor, NotFinite, is_finite
 from isthmus.core.fragment import Fragment
 from isthmus.core.types import Peers, State, SyncReport, Tensors
 from isthmus.outer.anchor import fingerprint
@@ -30,6 +30,7 @@ class Sync:
     own: Tensors  # this worker's pseudo-gradient, float32
     detached: bool  # the local parameters were reset to the anchor since: they no longer hold `own`
     claim: Any = None  # of the rider, made with `own`
+    buffers: Tensors = field(default_factory=list)  # float32 copies of those that are averaged
     left_out: bool = False  # nothing of it reached the others, and nothing of it is kept
     outer_step: int = -1  # given when it is sent
     outcome: Future[Outcome] | None = field(default=None, repr=False)
@@ -51,6 +52,7 @@ class Outcome:
     undecided: bool = False  # this worker could not see whether the others committed
     behind: bool = False  # the others have committed without this worker
     final: bool = False  # not to be tried again
+    buffers: Tensors = field(default_factory=list)  # means of those that are averaged
 
     @classmethod
     def without_own(
@@ -132,13 +134,14 @@ class Exchange:
             sync.has_peers = False
 
     def _with_peers(self, sync: Sync, fragment: Fragment, state: State, start: float, peers: Peers) -> Outcome:
-        mean, residual, reason = list[torch.Tensor](), list[torch.Tensor](), ""
+        mean, residual, buffers, reason = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor](), ""
         own, left_out, faulty = sync.own, dict[int, str](), list[int]()
         try:
             screened = self.guard.screen(own, fragment.version, state, peers, faulty=sync.left_out)
             peers.weights, own, left_out, reason = screened.weights, screened.own, screened.left_out, screened.refusal
             if not reason:
                 mean, residual = self.compressor.average(own, state, peers)
+                buffers = peers.mean(sync.buffers) if sync.buffers else []
         except NotFinite as error:
             faulty = error.ranks
         except TransportError as error:
@@ -151,6 +154,8 @@ class Exchange:
         sync.left_out = sync.left_out or peers.rank in left_out
         if not reason and not math.isfinite(norm):
             reason = "the mean pseudo-gradient is not finite"
+        if not reason and not all(map(is_finite, buffers)):
+            reason = "the mean of a buffer is not finite"
         hashed = self.hash_every > 0 and sync.outer_step % self.hash_every == 0
         committed = undecided = False
         try:
@@ -181,7 +186,9 @@ class Exchange:
             left_out=left_out,
         )
         share, transport = peers.weights[peers.rank], self.transport.state_dict()
-        return Outcome(report, mean if committed else [], message, state, share, end, transport, undecided)
+        outcome = Outcome(report, mean if committed else [], message, state, share, end, transport, undecided)
+        outcome.buffers = buffers if committed else []
+        return outcome
 
     def _without_peers(
         self, sync: Sync, fragment: Fragment, state: State, start: float, error: TransportError
@@ -206,6 +213,11 @@ def pseudo_gradient(fragment: Fragment, offload: Offload) -> Tensors:
     """Anchor - params, beside the parameters."""
     pairs = zip(fragment.anchor, fragment.params, strict=True)
     return [offload.get(anchor.detach(), fragment.device) - param.float() for anchor, param in pairs]
+
+
+def averaged_buffers(fragment: Fragment) -> Tensors:
+    """Float32 copies of the buffers that are averaged."""
+    return [buffer.detach().to(torch.float32, copy=True) for buffer in fragment.averaged]
 
 
 def zeros(fragment: Fragment) -> Tensors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import random
@@ -38,10 +39,16 @@ _PRIVATE = {*_OWN, *(f"outer.transport.{name}" for name in _PLACES)}
 
 def open_data(config: RunConfig, model: ModelSpec) -> Corpus:
     """The data, checked against the model."""
-    corpus: Corpus = build(DATA, config.data).open(model.sequence_length)
-    known = getattr(model, "vocab_size", corpus.vocab_size)
-    if corpus.vocab_size > known:
-        raise UserError(f"model.vocab_size is {known}, the data has {corpus.vocab_size} different tokens: raise it")
+    data, kind = build(DATA, config.data), config.data["type"]
+    needed = list(inspect.signature(data.open).parameters)
+    missing = [name for name in needed if not hasattr(model, name)]
+    if missing:
+        raise UserError(f"data: {kind} is for models with {missing[0]}, {config.model['type']} has none: choose others")
+    corpus: Corpus = data.open(**{name: getattr(model, name) for name in needed})
+    for name, size in corpus.sizes.items():
+        known = getattr(model, name, size)
+        if size > known:
+            raise UserError(f"model.{name} is {known}, the data has {size}: raise it")
     return corpus
 
 

@@ -144,7 +144,7 @@ _SHARED = (
     "tokens_per_worker",
     "num_parameters",
     "eval_loss",
-    "eval_perplexity",
+    "evaluation",
     "num_syncs",
     "config_hash",
 )

@@ -147,7 +147,11 @@ class Resharding:
                 for index, fragment in enumerate(first["fragments"])
             ],
             "in_flight": [
-                {**sync, "own": self._cut_all(sync["fragment"], [saved["in_flight"][i]["own"] for saved in methods])}
+                {
+                    **sync,
+                    "own": self._cut_all(sync["fragment"], [saved["in_flight"][i]["own"] for saved in methods]),
+                    "buffers": [stored[...] for stored in sync.get("buffers", [])],  # no rank has only a part
+                }
                 for i, sync in enumerate(first["in_flight"])
             ],
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -52,7 +51,7 @@ class Trainer:
         folder = self.run_dir / "checkpoints"
         self.checkpoints = Checkpoints(folder, self.worker, layout, place.rank, place.mesh, say)
         self.totals = Totals()
-        self.eval_loss: float | None = None
+        self.evaluation: dict[str, float] | None = None
         self.method: OuterLoop | DataParallel = self._build_method()
         self.clock = self.method.transport.now
         module = self.method.module if isinstance(self.method, DataParallel) else self.model
@@ -137,6 +136,8 @@ class Trainer:
         with peers_named(self.method.transport, self.totals.steps) if self._shares_gradients else nullcontext():
             metrics = self.inner_step(self.place.own_rows(batch))
         reports = self.method.step()
+        if isinstance(self.method, DataParallel):
+            self._follow(1)
         self.totals.count_step(self.stream.tokens_per_batch, self.clock() - begin, metrics["skipped"] > 0)
         step, before = self.position, self._last_position
         self._last_position = step
@@ -201,8 +202,11 @@ class Trainer:
         for report in reports:
             self.metrics.write_sync(self.position, report)
             self.totals.add(report)
+        method, schedule = self.method, self.config.outer.schedule
+        if isinstance(method, OuterLoop):
+            for _ in [each for each in reports if each.committed and each.fragment == method.fragments[-1].name]:
+                self._follow(method.rounds.schedule.local_steps)
         if reports:
-            schedule = self.config.outer.schedule
             sent_at = self.position - (schedule.overlap_steps if schedule else 0)
             self.checkpoints.prune(self.config.train.keep_checkpoints, last_common=sent_at - 1, unsaved=self._unsaved)
 
@@ -217,8 +221,15 @@ class Trainer:
                 flush=True,
             )
 
+    @torch.no_grad()
+    def _follow(self, num_steps: int) -> None:
+        """Let the model compute what it keeps of the anchors; where there are none, of itself."""
+        if hasattr(self.model, "after_sync"):
+            with nullcontext() if isinstance(self.method, DataParallel) else anchored(self.method.fragments):
+                self.model.after_sync(num_steps)
+
     def _evaluate(self) -> None:
-        """The loss of the anchor, or of the model where there is none; worker 0 does it, with all its ranks."""
+        """Of the anchor, or of the model where there is none; worker 0 does it, with all its ranks."""
         if self.worker != 0:
             return
         if isinstance(self.method, DataParallel):
@@ -227,8 +238,8 @@ class Trainer:
             subject, look = "anchor", anchored(self.method.fragments)
         with torch.no_grad(), look:
             forward = self.inner_step.pipeline.evaluate if isinstance(self.inner_step, PipelinedStep) else None
-            self.eval_loss = evaluate(self.model, self.validation, self.device, forward)
-        self.metrics.write("eval", step=self.position, loss=self.eval_loss, of=subject)
+            self.evaluation = evaluate(self.model, self.validation, self.device, forward)
+        self.metrics.write("eval", step=self.position, **self.evaluation, of=subject)
 
     def _save(self, finished: bool, last: bool = False) -> None:
         """Write a checkpoint. Where that cannot be, training goes on, and the next one is tried when it is due."""
@@ -284,8 +295,8 @@ class Trainer:
             "finished": finished,
             "tokens_per_worker": totals.tokens,
             "num_parameters": self._num_parameters,
-            "eval_loss": self.eval_loss,
-            "eval_perplexity": None if self.eval_loss is None else math.exp(self.eval_loss),
+            "eval_loss": self.evaluation["loss"] if self.evaluation else None,
+            "evaluation": self.evaluation,
             "anchor_hash": self._anchor_hash,
             "config_hash": assemble.config_hash(self.config),
             "micro_batch_size": self.inner_step.micro_batch_size or self.config.inner.batch_size,

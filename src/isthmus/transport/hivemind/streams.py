@@ -141,8 +141,8 @@ class Mesh:
 
     def _check_connected(self) -> None:
         """Both kinds: without its second stream a worker could not say why it gives up."""
-        streams = [*self._in.values(), *self._out.values()]
-        if all(len(by_rank) == len(self._others) for by_rank in streams):
+        counts = {*map(len, self._in.values()), *map(len, self._out.values())}
+        if counts == {len(self._others)}:
             self._connected.set()
 
     async def _beat(self) -> None:
