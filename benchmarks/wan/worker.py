@@ -21,6 +21,7 @@ import torch
 from torch.distributed import Store, TCPStore
 
 from benchmarks.wan.contenders import CONTENDERS, Nothing
+from isthmus.data import LineStream
 from isthmus.recipes import load_config
 from isthmus.train import assemble
 from isthmus.train.evaluate import evaluate
@@ -47,7 +48,7 @@ class Run:
         corpus = assemble.open_data(self.config, spec)
         batch_size = self.config.inner.batch_size
         self.model = spec.build(self.config.train.seed)
-        self.stream = corpus.stream(self.rank, batch_size, self.config.train.seed)
+        self.stream = LineStream(corpus.samples(self.config.train.seed), batch_size, self.rank, self.size)
         self.validation = corpus.validation(batch_size, self.config.train.eval_batches * batch_size)
         self.store: Store = TCPStore(
             os.environ["MASTER_ADDR"], _PORT, self.size, self.rank == 0, timedelta(minutes=20), wait_for_workers=False

@@ -5,7 +5,7 @@ import io
 import pytest
 import torch
 
-from isthmus.data import Text
+from isthmus.data import LineStream, Text
 from isthmus.inner import AdamW, Cosine, MuonAdamW, SupervisedStep
 from isthmus.models.gpt_neox import GPTNeoX
 
@@ -24,7 +24,7 @@ class Run:
         self.model = GPTNeoX(16, num_layers=2, num_heads=2, sequence_length=16, dropout=0.1).build(seed=0)
         optimizer = spec.build(self.model)
         self.step = SupervisedStep(self.model, optimizer, Cosine().over(STEPS), micro_batch_size=2)
-        self.stream = corpus.stream(worker=0, batch_size=3)
+        self.stream = LineStream(corpus.samples(), batch_size=3)
 
     def train(self, num_steps: int) -> list[float]:
         return [self.step(next(self.stream))["loss"] for _ in range(num_steps)]

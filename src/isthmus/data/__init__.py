@@ -4,8 +4,20 @@ from isthmus.core.registry import Registry
 from isthmus.data.base import Corpus, DataSpec, Samples, Stream
 from isthmus.data.leased import LeasedStream, LeasesExhausted
 from isthmus.data.ledger import Ledger
+from isthmus.data.line import LineStream
 from isthmus.data.text import Text
 
 DATA = Registry("data", {"text": "isthmus.data.text:Text"})
 
-__all__ = ["DATA", "Corpus", "DataSpec", "LeasedStream", "LeasesExhausted", "Ledger", "Samples", "Stream", "Text"]
+__all__ = [
+    "DATA",
+    "Corpus",
+    "DataSpec",
+    "LeasedStream",
+    "LeasesExhausted",
+    "Ledger",
+    "LineStream",
+    "Samples",
+    "Stream",
+    "Text",
+]

@@ -1,4 +1,4 @@
-"""The contract of data: a corpus opens streams keyed by worker id or one line for all, and holds a validation set."""
+"""The contract of data: a corpus is one endless line of training samples for all workers, and a validation set."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Stream(Protocol):
 
 
 class Samples(Protocol):
-    """One endless line of samples, epoch after epoch, shuffled alike for all workers; the ledger shares it out."""
+    """One endless line of samples, epoch after epoch, shuffled alike for all workers, who share it out."""
 
     @property
     def fingerprint(self) -> str:
@@ -62,16 +62,12 @@ class Corpus(Protocol):
         """What a model must have at least, by the names of its options: {"vocab_size": 256}."""
         ...
 
-    def stream(self, worker: int, batch_size: int, seed: int = 0) -> Stream:
-        """The training batches of worker number `worker`: the same whatever the number of workers."""
-        ...
-
     def samples(self, seed: int = 0) -> Samples:
         """All training samples, in the order that `seed` chooses."""
         ...
 
-    def validation(self, batch_size: int, num_sequences: int = 256) -> list[Batch]:
-        """A fixed set of batches, equal on all workers and in all runs, with at most `num_sequences` samples."""
+    def validation(self, batch_size: int, num_samples: int = 256) -> list[Batch]:
+        """A fixed set of batches, equal on all workers and in all runs, with at most `num_samples` samples."""
         ...
 
 

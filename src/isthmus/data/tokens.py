@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,81 +31,18 @@ class TokenCorpus:
         self.sequence_length = sequence_length
         self.sizes = {"vocab_size": vocab_size}
 
-    def stream(self, worker: int, batch_size: int, seed: int = 0) -> TokenStream:
-        """The training batches {"tokens": [batch_size, sequence_length + 1] int64} of one worker."""
-        return TokenStream(self.train, self.sequence_length, batch_size, worker, seed)
-
     def samples(self, seed: int = 0) -> TokenSamples:
         """All training windows, in the order that `seed` chooses."""
         return TokenSamples(self.train, self.sequence_length, seed)
 
-    def validation(self, batch_size: int, num_sequences: int = 256) -> list[Batch]:
+    def validation(self, batch_size: int, num_samples: int = 256) -> list[Batch]:
         """Windows spread evenly over the validation tokens; all of them where they are fewer than asked for."""
         num_windows = (len(self.held_out) - 1) // self.sequence_length
-        chosen = np.linspace(0, num_windows - 1, min(num_sequences, num_windows)).astype(np.int64)
+        chosen = np.linspace(0, num_windows - 1, min(num_samples, num_windows)).astype(np.int64)
         return [
             cut_windows(self.held_out, chosen[start : start + batch_size] * self.sequence_length, self.sequence_length)
             for start in range(0, len(chosen), batch_size)
         ]
-
-
-class TokenStream:
-    """Endless training batches of one worker.
-
-    An epoch is a permutation of all windows: each comes once. The permutation, and where the first window starts,
-    are drawn from (seed, worker, epoch). So workers read in independent orders, not disjoint parts: a part would
-    depend on how many workers there are, and a worker's data must not change when another joins or dies.
-    """
-
-    def __init__(self, tokens: Tokens, sequence_length: int, batch_size: int, worker: int, seed: int) -> None:
-        if batch_size < 1:
-            raise UserError(f"data: batch_size is {batch_size}; choose at least 1")
-        self.tokens_per_batch = batch_size * sequence_length
-        self._tokens = tokens
-        self._sequence_length = sequence_length
-        self._batch_size = batch_size
-        self._key = [seed, worker]
-        self._epoch = 0
-        self._index = 0  # samples taken from this epoch
-        self._starts = self._order(0)
-
-    def __iter__(self) -> Self:
-        """Itself."""
-        return self
-
-    def __next__(self) -> Batch:
-        """The next {"tokens": [batch_size, sequence_length + 1] int64}; a batch may join the ends of two epochs."""
-        starts = self._starts[self._index : self._index + self._batch_size]
-        self._index += len(starts)
-        while len(starts) < self._batch_size:
-            self._epoch += 1
-            self._starts = self._order(self._epoch)
-            more = self._starts[: self._batch_size - len(starts)]
-            self._index = len(more)
-            starts = np.concatenate([starts, more])
-        return cut_windows(self._tokens, starts, self._sequence_length)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position: epoch, samples taken from it, and the size of the data it is a position in."""
-        return {"epoch": self._epoch, "index": self._index, "num_tokens": len(self._tokens)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to a saved position; refuses one in other data."""
-        if state_dict["num_tokens"] != len(self._tokens):
-            raise UserError(
-                f"data: the saved position belongs to {state_dict['num_tokens']} training tokens, this data has "
-                f"{len(self._tokens)}; restore the data or start a new run"
-            )
-        self._epoch, self._index = state_dict["epoch"], state_dict["index"]
-        self._starts = self._order(self._epoch)
-
-    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Where the windows of an epoch start, in the order in which they come."""
-        length = self._sequence_length
-        generator = np.random.default_rng([*self._key, epoch])
-        offset = generator.integers(min(length, len(self._tokens) - length))
-        num_windows = (len(self._tokens) - 1 - offset) // length
-        return offset + generator.permutation(num_windows) * length
 
 
 class TokenSamples:

@@ -30,7 +30,7 @@ from isthmus.train.folder import name_of, reason_of
 
 Layout = dict[str, Any]  # flat and plain: what must be equal for a checkpoint to fit
 
-_FORMAT = 3  # of the files; another one is refused
+_FORMAT = 4  # of the files; another one is refused
 
 
 class NotSaved(Exception):

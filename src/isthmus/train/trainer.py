@@ -13,7 +13,7 @@ from torch.distributed import HashStore
 
 from isthmus.config import RunConfig, dump
 from isthmus.core import State, SyncReport, UserError
-from isthmus.data import Corpus
+from isthmus.data import Corpus, LineStream
 from isthmus.inner.micro_batch import find_fastest
 from isthmus.inner.pipelined import PipelinedStep
 from isthmus.outer import OuterLoop, anchored
@@ -46,8 +46,8 @@ class Trainer:
         layout = assemble.layout(config, self.model)  # of the whole model
         stages = assemble.spread(config, model_spec, self.model, place.device_mesh)
         self.stream = self._open_stream(corpus)
-        num_sequences = config.train.eval_batches * config.inner.batch_size
-        self.validation = corpus.validation(config.inner.batch_size, num_sequences) if self.worker == 0 else []
+        num_samples = config.train.eval_batches * config.inner.batch_size
+        self.validation = corpus.validation(config.inner.batch_size, num_samples) if self.worker == 0 else []
         folder = self.run_dir / "checkpoints"
         self.checkpoints = Checkpoints(folder, self.worker, layout, place.rank, place.mesh, say)
         self.totals = Totals()
@@ -168,7 +168,8 @@ class Trainer:
         return self.totals.steps
 
     def _open_stream(self, corpus: Corpus) -> Any:
-        return corpus.stream(self.worker, self.config.inner.batch_size, self.config.train.seed)
+        train = self.config.train
+        return LineStream(corpus.samples(train.seed), self.config.inner.batch_size, self.worker, train.workers)
 
     def _stream_state(self) -> State:
         state: State = self.stream.state_dict()

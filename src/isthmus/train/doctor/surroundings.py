@@ -11,6 +11,7 @@ from pathlib import Path
 
 from isthmus.config import RunConfig
 from isthmus.core import UserError
+from isthmus.data import LineStream
 from isthmus.train import assemble
 from isthmus.train.doctor.check import Check, Status
 from isthmus.train.folder import metrics_path
@@ -77,7 +78,7 @@ def _disk(config: RunConfig) -> _Finding:
 
 def _data(config: RunConfig, worker: int) -> _Finding:
     corpus = assemble.open_data(config, assemble.build_model_spec(config))
-    next(iter(corpus.stream(worker, config.inner.batch_size, config.train.seed)))
+    next(LineStream(corpus.samples(config.train.seed), config.inner.batch_size, worker, config.train.workers))
     batches = corpus.validation(config.inner.batch_size, config.train.eval_batches * config.inner.batch_size)
     return "ok", f"training batches can be read, and {len(batches)} batches to evaluate", ""
 
