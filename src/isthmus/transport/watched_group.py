@@ -21,15 +21,17 @@ from isthmus.transport.wire import pack
 
 Backend = Literal["gloo", "nccl"]
 
+_PIECE_BYTES, _MOST_PIECES = 1 << 14, 128  # a piece costs up to half a millisecond of its own
 _CONFIRM_ROUNDS = 4  # heartbeats missed after a connection broke until their owner counts as dead
 NOT_JOINED = "this worker has not joined, or has left"
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
 
 
-Abandon = Callable[[dist.ProcessGroup, dist.Work | None], None]  # a group, and what is stuck in it
+Works = list[dist.Work]
+Abandon = Callable[[dist.ProcessGroup, Works], None]  # a group, and what is stuck in it
 
 
-def keep_for_ever(group: dist.ProcessGroup, stuck: dist.Work | None) -> None:
+def keep_for_ever(group: dist.ProcessGroup, stuck: Works) -> None:
     """Let go of a broken group in a process that ends soon.
 
     gloo cannot abort: freeing the group would wait until the stuck collective times out.
@@ -41,19 +43,19 @@ class Leftovers:
     """Lets go of broken groups in a process that goes on: each is freed once what is stuck in it has timed out."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[dist.ProcessGroup, dist.Work | None]] = []
+        self._kept: list[tuple[dist.ProcessGroup, Works]] = []
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, group: dist.ProcessGroup, stuck: dist.Work | None) -> None:
+    def keep(self, group: dist.ProcessGroup, stuck: Works) -> None:
         """Take over a group; it does not hold up the end of the program."""
         keep_for_ever(group, stuck)
         self._kept.append((group, stuck))
 
     def free(self) -> None:
         """Free those in which nothing is stuck any more."""
-        done = [(group, stuck) for group, stuck in self._kept if stuck is None or stuck.is_completed()]
+        done = [(group, stuck) for group, stuck in self._kept if all(work.is_completed() for work in stuck)]
         self._kept = [pair for pair in self._kept if pair not in done]
         for group, _ in done:
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(group))
@@ -104,8 +106,8 @@ class WatchedGroup:
         except RuntimeError as error:
             raise self._give_up("joining", self._find_culprit(error)) from error
 
-    def run(self, what: str, start: Callable[[dist.ProcessGroup], dist.Work | None]) -> None:
-        """Start a collective and wait for it.
+    def run(self, what: str, start: Callable[[dist.ProcessGroup], Works]) -> None:
+        """Start a collective, in one piece or several, and wait for it.
 
         Raises:
             PeerLost: somebody did not answer within the sync budget, now or in an earlier call.
@@ -116,18 +118,19 @@ class WatchedGroup:
             raise TransportError(f"{what}: {NOT_JOINED}")
         self._heartbeat.collectives[self._kind] += 1
         deadline = time.monotonic() + self._sync_budget_seconds
-        work = None
+        works: Works = []
         try:
-            work = start(self._group)
-            assert work is not None
-            while not self._done(work):
-                verdict = self._look(self._patience_rounds)
-                if verdict is None and time.monotonic() > deadline:
+            works = start(self._group)
+            while works:
+                done = self._done(works[0])
+                works = works[1:] if done else works
+                verdict = None if done else self._look(self._patience_rounds)
+                if works and verdict is None and time.monotonic() > deadline:
                     verdict = self._out_of_time()
                 if verdict is not None:
-                    raise self._give_up(what, verdict, work)
+                    raise self._give_up(what, verdict, works)
         except RuntimeError as error:
-            raise self._give_up(what, self._find_culprit(error), work) from error
+            raise self._give_up(what, self._find_culprit(error), works) from error
 
     def disconnect(self, free: Callable[[dist.ProcessGroup], None]) -> None:
         """Let go of the group; `free` is what else to do with one in which nothing is stuck."""
@@ -177,13 +180,13 @@ class WatchedGroup:
                 return Verdict(verdict.ranks, f"{verdict.reason} ({first_line(error)})")
         return self._late() or Verdict([], f"a connection broke, though all are alive ({first_line(error)})")
 
-    def _give_up(self, what: str, verdict: Verdict, stuck: dist.Work | None = None) -> PeerLost:
+    def _give_up(self, what: str, verdict: Verdict, stuck: Sequence[dist.Work] = ()) -> PeerLost:
         """Remember the loss, tell the others, and let go of the stuck collective."""
         self.lost = Verdict(verdict.ranks, f"{what} failed: {verdict.reason}")
         self._heartbeat.give_up(verdict.ranks)
         group, self._group = self._group, None
         if group is not None:
-            self._abandon(group, stuck)
+            self._abandon(group, list(stuck))
             group.abort()
         return PeerLost(self.lost.ranks, self.lost.reason)
 
@@ -220,37 +223,70 @@ class GroupPeers(BufferPeers):
         result = own.new_empty(num_ranks * len(own))
         self._inside.run(
             f"gather inside the worker, for {self._name}",
-            lambda group: _all_gather(result, own, group=group, async_op=True),
+            lambda group: [_all_gather(result, own, group=group, async_op=True)],
         )
         return unpack_each(result, tensors, num_ranks)
 
     def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
         total = self._staged(buffer)
-        self._run("mean", lambda group: dist.all_reduce(total, group=group, async_op=True))
+        self._run("mean", lambda group: [_work(dist.all_reduce(total, group=group, async_op=True))])
         return total.to(buffer.device)
 
     def _all_gather(self, buffer: torch.Tensor) -> torch.Tensor:
-        own = self._staged(buffer)
-        result = own.new_empty(self.size * len(own))
-        self._run("gather", lambda group: _all_gather(result, own, group=group, async_op=True))
-        return result.to(buffer.device)
+        pieces = self._pieces(self._staged(buffer), len(buffer))
+        results = [piece.new_empty(self.size * len(piece)) for piece in pieces]
+        pairs = list(zip(results, pieces, strict=True))
+        self._run("gather", lambda group: [_all_gather(*pair, group=group, async_op=True) for pair in pairs])
+        return self._joined(results).to(buffer.device)
 
     def _all_to_all(self, buffer: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-        parts = self._staged(buffer)
-        received = [sizes[self.rank]] * self.size
-        result = parts.new_empty(sum(received))
-        self._run(
-            "exchange",
-            lambda group: dist.all_to_all_single(result, parts, received, sizes, group=group, async_op=True),
-        )
-        return result.to(buffer.device)
+        parts = self._staged(buffer).split(sizes)
+        pieces = zip(*(self._pieces(part, max(sizes)) for part in parts), strict=True)
+        sent = [(torch.cat(piece), [len(part) for part in piece]) for piece in pieces]
+        results = [joined.new_empty(self.size * lengths[self.rank]) for joined, lengths in sent]
+
+        def start(group: dist.ProcessGroup) -> Works:
+            return [
+                _work(
+                    dist.all_to_all_single(
+                        result, joined, [lengths[self.rank]] * self.size, lengths, group=group, async_op=True
+                    )
+                )
+                for result, (joined, lengths) in zip(results, sent, strict=True)
+            ]
+
+        self._run("exchange", start)
+        return self._joined(results).to(buffer.device)
+
+    def _pieces(self, buffer: torch.Tensor, num_bytes: int) -> list[torch.Tensor]:
+        """What gloo is to send on its own, as many as `num_bytes` want, which all peers know.
+
+        gloo posts a send before the receive of the same collective, and both directions share a connection: the peer's
+        permission to send waits behind the whole payload, and on a slow link the directions follow one another instead
+        of running at once. Behind a piece it does not wait long.
+        """
+        if self._device.type != "cpu":
+            return [buffer]
+        return list(buffer.tensor_split(max(1, min(_MOST_PIECES, num_bytes // _PIECE_BYTES))))
+
+    def _joined(self, pieces: list[torch.Tensor]) -> torch.Tensor:
+        """Pieces of what came from each peer, in rank order."""
+        if len(pieces) == 1:
+            return pieces[0]
+        return torch.cat([piece.view(self.size, len(piece) // self.size) for piece in pieces], dim=1).flatten()
 
     def _staged(self, buffer: torch.Tensor) -> torch.Tensor:
         """Where the backend wants it; the training stream does not wait for that."""
         return buffer if buffer.device.type == self._device.type else copy_to(buffer, self._device)
 
-    def _run(self, kind: str, start: Callable[[dist.ProcessGroup], dist.Work | None]) -> None:
+    def _run(self, kind: str, start: Callable[[dist.ProcessGroup], Works]) -> None:
         what = f"{kind} of {self._name}"
         if self._group is None:
             raise TransportError(f"{what}: {NOT_JOINED}")
         self._group.run(what, start)
+
+
+def _work(started: dist.Work | None) -> dist.Work:
+    """Of a collective that was started with `async_op`."""
+    assert started is not None
+    return started

@@ -24,7 +24,7 @@ from isthmus.transport.elastic.membership import Card, Meeting
 from isthmus.transport.heartbeat import Heartbeat
 from isthmus.transport.rendezvous import first_line
 from isthmus.transport.torchft.lighthouse import LighthouseLine
-from isthmus.transport.watched_group import GroupPeers, Leftovers, WatchedGroup
+from isthmus.transport.watched_group import GroupPeers, Leftovers, WatchedGroup, Works
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class TorchFT:
 class _Peers(GroupPeers):
     """The members of one sync; a loss refuses it."""
 
-    def _run(self, kind: str, start: Callable[[dist.ProcessGroup], dist.Work | None]) -> None:
+    def _run(self, kind: str, start: Callable[[dist.ProcessGroup], Works]) -> None:
         with _losses_are_refusals():
             super()._run(kind, start)
 
