@@ -240,7 +240,7 @@ class GroupPeers(BufferPeers):
         return self._joined(results).to(buffer.device)
 
     def _all_to_all(self, buffer: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-        parts = self._staged(buffer).split(sizes)
+        parts = torch.split(self._staged(buffer), sizes)
         pieces = zip(*(self._pieces(part, max(sizes)) for part in parts), strict=True)
         sent = [(torch.cat(piece), [len(part) for part in piece]) for piece in pieces]
         results = [joined.new_empty(self.size * lengths[self.rank]) for joined, lengths in sent]
