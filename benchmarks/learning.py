@@ -6,6 +6,8 @@ so the benchmark can be interrupted and grown:
 
     python -m benchmarks.learning --seeds 0 1 --local-steps 5 10 30
     python -m benchmarks.learning --name learning-batch-32 --set inner.batch_size=32 train.steps=2000
+    python -m benchmarks.learning --name learning-dilocox --local-steps 10 30 --only dilocox "dilocox, replace" \
+        "dilocox, eager" "dilocox, window 5"
 """
 
 from __future__ import annotations
@@ -49,6 +51,15 @@ WITH_H: dict[str, tuple[str, ...]] = {
     "sparseloco": ("outer.recipe=sparseloco",),
     "diloco, muon inside": ("outer.recipe=muloco", "outer.compressor={type: cast}"),
 }
+VARIANTS: dict[str, tuple[str, ...]] = {  # only when asked for by name: what a recipe decides, decided otherwise
+    "dilocox, replace": ("outer.recipe=dilocox", "outer.merge={type: replace}"),
+    "dilocox, eager": ("outer.recipe=dilocox", "outer.merge={type: eager}"),
+    "dilocox, window 5": (
+        "outer.recipe=dilocox",
+        "outer.compressor={type: error_feedback, compressor: "
+        "{type: low_rank, rank: 32, window: 5, factors: {type: quantize, bits: 4}}}",
+    ),
+}
 
 
 def runs(local_steps: list[int], seeds: list[int], only: list[str]) -> list[tuple[str, int, int, list[str]]]:
@@ -58,7 +69,7 @@ def runs(local_steps: list[int], seeds: list[int], only: list[str]) -> list[tupl
         for name, overrides in WITHOUT_H.items():
             plan.append((name, 0, seed, list(overrides)))
         for steps in local_steps:
-            for name, overrides in WITH_H.items():
+            for name, overrides in (WITH_H | {name: VARIANTS[name] for name in only if name in VARIANTS}).items():
                 plan.append((name, steps, seed, [*overrides, f"outer.schedule.local_steps={steps}"]))
     return [run for run in plan if not only or run[0] in only]
 
