@@ -44,8 +44,8 @@ NOTES = [
     "equal model, data, batch, inner and outer optimizer settings",
     "utilisation: against inner steps alone in the same process, just before and after; between two syncs, without the "
     "first round; ddp: all steps but the first. The machine's own speed drifts by 3 % meanwhile, so",
-    "by processor time: the share of the same seconds that the training thread spent on inner steps, over that of "
-    "`nothing`; what drifts cancels out, what others' work does to the caches does not show",
+    "by processor time: the share of the same seconds that the training thread spent on inner steps, of the slower "
+    "worker, over that of `nothing`; what drifts cancels out, what others' work does to the caches does not show",
     "equal wall-clock: when `nothing`, without communication, has done all its steps; ddp at equal tokens: on a link "
     "without a limit",
 ]
@@ -140,7 +140,7 @@ def run(contender: Contender, link: Link, mbit: float) -> dict[str, Any]:
         for worker in workers
     )
     ceiling = max(sum(worker["step_seconds"]) / 2 for worker in workers)
-    inner = min(
+    inner = max(
         (worker["marks"][-1]["inner_seconds"] - worker["marks"][first]["inner_seconds"])
         / (worker["marks"][-1]["seconds"] - worker["marks"][first]["seconds"])
         for worker in workers
