@@ -12,7 +12,7 @@ help:  ## what there is
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,elastic,p2p]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,elastic,p2p,datasets,speech,track,vision]'
 	@touch $@
 
 demo: $(READY)  ## train a small model in six ways and compare them in one table (under 10 minutes on 2 cores)
