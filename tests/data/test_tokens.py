@@ -38,18 +38,18 @@ def test_the_shortest_data_works(num_tokens):
 
 def test_validation_is_fixed_and_spread_over_the_data():
     corpus = corpus_of(402)
-    batches = corpus.validation(batch_size=3, num_sequences=10)
+    batches = corpus.validation(batch_size=3, num_samples=10)
     assert [len(batch["tokens"]) for batch in batches] == [3, 3, 3, 1]
     tokens = torch.cat([batch["tokens"] for batch in batches])
     assert tokens[0, 0] == 1000
     assert tokens[-1, -1] > 1390
     assert len(tokens[:, 0].unique()) == 10
-    again = corpus_of(402).validation(batch_size=5, num_sequences=10)
+    again = corpus_of(402).validation(batch_size=5, num_samples=10)
     assert torch.equal(torch.cat([batch["tokens"] for batch in again]), tokens)
 
 
 def test_validation_asked_for_too_much_gives_every_window():
-    (batch,) = corpus_of(42).validation(batch_size=100, num_sequences=64)
+    (batch,) = corpus_of(42).validation(batch_size=100, num_samples=64)
     assert batch["tokens"][:, 0].tolist() == list(range(1000, 1040, 4))
 
 
