@@ -114,7 +114,7 @@ def test_matrices_without_gradient_stay():
 
 
 def test_filters_are_matrices_of_out_by_all_the_rest(in_float32):
-    """Of images and of sound, wide and tall, together with matrices of the same size: bit for bit the matrices' update."""
+    """Of images and of sound, wide and tall, beside matrices of the same size: bit for bit the matrices' update."""
     shapes = [(8, 3, 3, 3), (24, 2, 3), (27, 8), (8, 27), (16, 8, 1, 1)]
     filters = [nn.Parameter(matrix.detach().clone()) for matrix in matrices_of(*shapes)]
     matrices = [nn.Parameter(matrix.detach().flatten(1).clone()) for matrix in filters]

@@ -61,7 +61,9 @@ def test_stages_are_the_blocks_of_fragments_and_muon():
     hidden = {id(param) for param in hidden_matrices(model)}
     names = {name for name, param in model.named_parameters() if id(param) in hidden}
     assert names == {
-        name for name, param in model.named_parameters() if param.ndim == 4 and name.startswith("network.resnet.encoder")
+        name
+        for name, param in model.named_parameters()
+        if param.ndim == 4 and name.startswith("network.resnet.encoder")
     }
     assert len(names) == 19  # 16 filters of blocks and 3 of shortcuts; not the stem, not the head
 

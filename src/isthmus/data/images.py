@@ -37,8 +37,8 @@ class Images:
     the sub-folders train and validation (or val), the classes lie in these. Else a hash of an image's relative path
     says on which side it lies, so images that come or go leave the others where they are; digits are split by number.
 
-    For training a square is cut out of an image, anywhere and of any size between `smallest_crop` and all of its shorter
-    side, and half of the squares are mirrored. For validation it is the largest square in the middle.
+    For training a square is cut out of an image, anywhere, of any size from `smallest_crop` to all of its shorter side,
+    and half of the squares are mirrored. For validation it is the largest square in the middle.
     """
 
     source: str = "digits"  # a folder, or "digits": 1,797 grey images of 8 x 8 pixels that come with scikit-learn
@@ -77,7 +77,9 @@ class Images:
 
         digits = load_digits()
         pixels, labels = (digits.images * (255 / 16)).astype(np.uint8), digits.target.astype(np.int64)
-        return lambda name: Image.fromarray(pixels[int(name)]), self._split([f"{i}" for i in range(len(labels))], labels)
+        return lambda name: Image.fromarray(pixels[int(name)]), self._split(
+            [f"{i}" for i in range(len(labels))], labels
+        )
 
     def _folder(self) -> tuple[Load, Parts]:
         import PIL  # noqa: F401 (so that it is missed now)
@@ -88,7 +90,9 @@ class Images:
     def _find(self, root: Path) -> Parts:
         """Training and validation images below a folder, named by their relative paths."""
         if not root.is_dir():
-            raise UserError(f"data: {self.source!r} is no folder; give one with a sub-folder of images a class, or digits")
+            raise UserError(
+                f"data: {self.source!r} is no folder; give one with a sub-folder of images a class, or digits"
+            )
         held = next((name for name in ("validation", "val") if (root / name).is_dir()), None)
         if held is None or not (root / "train").is_dir():
             return self._split(*_list(root, "", _classes(root)))
