@@ -22,7 +22,7 @@ RUN = [
     *OPTIONS,
     "inner.batch_size=32",
     "inner.optimizer.lr=1e-2",
-    "outer.schedule.local_steps=8",
+    "outer.schedule.local_steps=4",
     f"train.steps={STEPS}",
     "train.eval_every=0",
     "train.eval_batches=8",
