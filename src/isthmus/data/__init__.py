@@ -7,7 +7,7 @@ from isthmus.data.ledger import Ledger
 from isthmus.data.line import LineStream
 from isthmus.data.text import Text
 
-DATA = Registry("data", {"text": "isthmus.data.text:Text"})
+DATA = Registry("data", {"text": "isthmus.data.text:Text", "speech": "isthmus.data.speech:Speech"})
 
 __all__ = [
     "DATA",

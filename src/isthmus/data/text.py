@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from isthmus.core.types import UserError
+from isthmus.data.split import held_out, walk
 from isthmus.data.tokens import TokenCorpus, Tokens
 
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
@@ -53,9 +52,9 @@ class Text:
         if root.is_file():
             found = [root]
         elif self.source == "stdlib":
-            found = [path for path in _walk(root, skip=_NOT_STDLIB) if path.suffix == ".py"]
+            found = [path for path in walk(root, skip=_NOT_STDLIB) if path.suffix == ".py"]
         else:
-            found = _walk(root)
+            found = walk(root)
         return [path for path in found if path.is_file() and path.stat().st_size > 0]
 
     def _split_file(self, path: Path) -> tuple[Tokens, Tokens]:
@@ -64,30 +63,10 @@ class Text:
         return data[:cut], data[cut:]
 
     def _split_folder(self, root: Path, files: list[Path]) -> tuple[Tokens, Tokens]:
-        rank = {path: _hash(path.relative_to(root).as_posix()) for path in files}
-        held_out = {path for path in files if rank[path] < self.validation_fraction}
-        # at least one file on either side
-        held_out.add(min(files, key=rank.__getitem__))
-        held_out.discard(max(files, key=rank.__getitem__))
-        return _read(path for path in files if path not in held_out), _read(path for path in files if path in held_out)
-
-
-def _walk(root: Path, skip: frozenset[str] = frozenset()) -> list[Path]:
-    """All files below `root`, sorted; not hidden ones, nor those in folders named in `skip` or behind links."""
-    paths = []
-    for folder, folders, names in os.walk(root, onerror=_raise):
-        folders[:] = [name for name in folders if name not in skip and not name.startswith(".")]
-        paths += [Path(folder, name) for name in names if not name.startswith(".")]
-    return sorted(paths)
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
-def _hash(text: str) -> float:
-    """A number from 0 to 1, the same on every machine."""
-    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()[:8], "big") / 2**64
+        names = {path: path.relative_to(root).as_posix() for path in files}
+        kept = held_out(names.values(), self.validation_fraction)
+        train, validation = ([path for path in files if (names[path] in kept) == side] for side in (False, True))
+        return _read(train), _read(validation)
 
 
 def _read(files: Iterable[Path]) -> Tokens:
