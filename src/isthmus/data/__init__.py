@@ -7,7 +7,14 @@ from isthmus.data.ledger import Ledger
 from isthmus.data.line import LineStream
 from isthmus.data.text import Text
 
-DATA = Registry("data", {"text": "isthmus.data.text:Text", "images": "isthmus.data.images:Images"})
+DATA = Registry(
+    "data",
+    {
+        "text": "isthmus.data.text:Text",
+        "images": "isthmus.data.images:Images",
+        "speech": "isthmus.data.speech:Speech",
+    },
+)
 
 __all__ = [
     "DATA",

@@ -103,7 +103,8 @@ class Images:
         return _list(root, "train/", classes), _list(root, f"{held}/", classes)
 
     def _split(self, names: list[str], labels: Indices) -> Parts:
-        chosen = held_out(names, self.validation_fraction)
+        kept = held_out(names, self.validation_fraction)
+        chosen = np.array([name in kept for name in names])
         return (list(compress(names, ~chosen)), labels[~chosen]), (list(compress(names, chosen)), labels[chosen])
 
 

@@ -1,29 +1,36 @@
-"""Which samples are held out for validation."""
+"""Which files there are, and which of them are kept for validation."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable
+from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
+
+def walk(root: Path, skip: frozenset[str] = frozenset()) -> list[Path]:
+    """All files below `root`, sorted; not hidden ones, nor those in folders named in `skip` or behind links."""
+    paths = []
+    for folder, folders, names in os.walk(root, onerror=_raise):
+        folders[:] = [name for name in folders if name not in skip and not name.startswith(".")]
+        paths += [Path(folder, name) for name in names if not name.startswith(".")]
+    return sorted(paths)
 
 
-def held_out(names: Sequence[str], fraction: float) -> npt.NDArray[np.bool_]:
-    """Choose validation data by a hash of each name, so that names that come or go leave the others where they are.
+def held_out(names: Iterable[str], fraction: float) -> set[str]:
+    """The names kept for validation: about `fraction` of them, at least one on either side.
 
-    Args:
-        names: at least one, such as paths below a folder.
-        fraction: of the names that is held out, about; at least one is on either side where there are two.
-
-    Returns:
-        [num_names], True for validation.
+    A hash of the name alone decides, so names that come or go leave the others where they are.
     """
-    ranks = np.array([_hash(name) for name in names])
-    chosen = ranks < fraction
-    chosen[ranks.argmin()] = True
-    chosen[ranks.argmax()] = False
+    rank = {name: _hash(name) for name in names}
+    chosen = {name for name in rank if rank[name] < fraction}
+    chosen.add(min(rank, key=rank.__getitem__))
+    chosen.discard(max(rank, key=rank.__getitem__))
     return chosen
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _hash(text: str) -> float:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import compress
 from pathlib import Path
 
 import numpy as np
 
 from isthmus.core.types import UserError
-from isthmus.data.split import held_out
+from isthmus.data.split import held_out, walk
 from isthmus.data.tokens import TokenCorpus, Tokens
 
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
@@ -54,9 +52,9 @@ class Text:
         if root.is_file():
             found = [root]
         elif self.source == "stdlib":
-            found = [path for path in _walk(root, skip=_NOT_STDLIB) if path.suffix == ".py"]
+            found = [path for path in walk(root, skip=_NOT_STDLIB) if path.suffix == ".py"]
         else:
-            found = _walk(root)
+            found = walk(root)
         return [path for path in found if path.is_file() and path.stat().st_size > 0]
 
     def _split_file(self, path: Path) -> tuple[Tokens, Tokens]:
@@ -65,21 +63,10 @@ class Text:
         return data[:cut], data[cut:]
 
     def _split_folder(self, root: Path, files: list[Path]) -> tuple[Tokens, Tokens]:
-        chosen = held_out([path.relative_to(root).as_posix() for path in files], self.validation_fraction)
-        return _read(compress(files, ~chosen)), _read(compress(files, chosen))
-
-
-def _walk(root: Path, skip: frozenset[str] = frozenset()) -> list[Path]:
-    """All files below `root`, sorted; not hidden ones, nor those in folders named in `skip` or behind links."""
-    paths = []
-    for folder, folders, names in os.walk(root, onerror=_raise):
-        folders[:] = [name for name in folders if name not in skip and not name.startswith(".")]
-        paths += [Path(folder, name) for name in names if not name.startswith(".")]
-    return sorted(paths)
-
-
-def _raise(error: OSError) -> None:
-    raise error
+        names = {path: path.relative_to(root).as_posix() for path in files}
+        kept = held_out(names.values(), self.validation_fraction)
+        train, validation = ([path for path in files if (names[path] in kept) == side] for side in (False, True))
+        return _read(train), _read(validation)
 
 
 def _read(files: Iterable[Path]) -> Tokens:

@@ -8,6 +8,8 @@ MODELS = Registry(
     {
         "gpt_neox": "isthmus.models.gpt_neox:GPTNeoX",
         "gpt_neo": "isthmus.models.gpt_neo:GPTNeo",
+        "wav2vec2": "isthmus.models.wav2vec2:Wav2Vec2",
+        "wav2vec2_ctc": "isthmus.models.wav2vec2_ctc:Wav2Vec2CTC",
         "huggingface": "isthmus.models.huggingface:HuggingFace",
         "resnet": "isthmus.models.resnet:ResNet",
         "module": "isthmus.models.base:Module",

@@ -1,0 +1,156 @@
+"""Speech: spoken digits made on the spot, or recordings in a folder, with or without what was said."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from isthmus.core.types import UserError
+from isthmus.data.formants import Sound
+from isthmus.data.indexed import IndexedCorpus, Indices
+from isthmus.data.made_speech import SPEAKERS, MadeRecordings, choose_maker
+from isthmus.data.recordings import BadFiles, FolderRecordings, find_recordings, split
+from isthmus.data.split import held_out
+from isthmus.inner.step import Batch
+
+# of wav2vec 2.0's published models: a letter's number is its place
+VOCABULARY = ("<pad>", "<s>", "</s>", "<unk>", "|", *"ETAONIHSRDLUMWCFGYPBVK'XJQZ")
+_NUMBERS = {letter: number for number, letter in enumerate(VOCABULARY)} | {" ": VOCABULARY.index("|")}
+_UNKNOWN, _NO_LETTER = VOCABULARY.index("<unk>"), -100
+_MADE = ("made", "espeak", "formants")
+
+
+class Recordings(Protocol):
+    """Recordings by number."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Differs where a number stands for another recording."""
+        ...
+
+    def __len__(self) -> int:
+        """How many there are."""
+        ...
+
+    def longest_text(self) -> int:
+        """Letters of the longest text."""
+        ...
+
+    def hear(self, index: int, seed: int | None) -> tuple[Sound, str]:
+        """What is heard ([at most num_samples] float32) and what is said; the seed decides what is random about it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Speech:
+    """Recordings, all cut or padded to the model's `num_samples`, with zero mean and unit variance.
+
+    Recordings are split by speaker where that is known (LibriSpeech's layout, spoken digits), else by file: a hash of
+    the name says on which side one lies.
+
+    Attributes:
+        source: a folder of FLAC and WAV files; or "made": digits spoken by espeak-ng where that is installed, else by
+            formant synthesis; or "espeak" or "formants", to have the same everywhere.
+        transcripts: read what was said, and leave out recordings that are longer than `num_samples`, whose texts would
+            be wrong; without, of a longer one a random part is taken every time.
+        validation_fraction: about how much is kept for validation.
+        max_bad_samples: files that cannot be used, and are skipped, before that is an error.
+    """
+
+    source: str = "made"
+    transcripts: bool = True
+    validation_fraction: float = 0.05
+    max_bad_samples: int = 10
+
+    def __post_init__(self) -> None:
+        if not 0 < self.validation_fraction < 1:
+            raise UserError(f"data: validation_fraction is {self.validation_fraction}; choose one between 0 and 1")
+        if self.max_bad_samples < 0:
+            raise UserError(f"data: max_bad_samples is {self.max_bad_samples}; choose at least 0")
+
+    def open(self, sample_rate: int, num_samples: int) -> IndexedCorpus:
+        """Find the recordings, and look into each one's header."""
+        sides = self._made(sample_rate, num_samples) if self.source in _MADE else self._found(sample_rate, num_samples)
+        longest = max(side.longest_text() for side in sides) if self.transcripts else None
+        train, validation = (SpeechSource(side, sample_rate, num_samples, longest) for side in sides)
+        return IndexedCorpus(train, validation, {"vocab_size": len(VOCABULARY)} if self.transcripts else {})
+
+    def _made(self, sample_rate: int, num_samples: int) -> list[Recordings]:
+        maker = choose_maker(self.source)
+        kept = held_out(map(str, SPEAKERS), self.validation_fraction)
+        sides = ([each for each in SPEAKERS if (str(each) in kept) == side] for side in (False, True))
+        return [MadeRecordings(maker, speakers, sample_rate, num_samples) for speakers in sides]
+
+    def _found(self, sample_rate: int, num_samples: int) -> list[Recordings]:
+        root, bad_files = Path(self.source).expanduser(), BadFiles(self.max_bad_samples)
+        if not root.is_dir():
+            raise UserError(f"data: {self.source!r} is no folder; give one with recordings, or made")
+        try:
+            found = find_recordings(root, sample_rate, bad_files, self.transcripts)
+        except OSError as error:
+            raise UserError(f"data: cannot read {error.filename!r}: {error.strerror}") from error
+        usable = [each for each in found if not self.transcripts or each.num_samples <= num_samples]
+        if len(usable) < len(found):
+            print(
+                f"data: {len(found) - len(usable)} of {len(found)} recordings are longer than {num_samples} samples "
+                "and left out, as their transcripts would not fit",
+                file=sys.stderr,
+                flush=True,
+            )
+        return [FolderRecordings(side, num_samples, bad_files) for side in split(usable, self.validation_fraction)]
+
+
+class SpeechSource:
+    """Recordings as samples of one shape.
+
+    Args:
+        recordings: by number.
+        sample_rate: in Hz.
+        num_samples: that every recording is cut or padded to.
+        longest_text: letters that every text is padded to; None leaves texts out.
+    """
+
+    def __init__(
+        self, recordings: Recordings, sample_rate: int, num_samples: int, longest_text: int | None = None
+    ) -> None:
+        self._recordings, self._num_samples, self._longest_text = recordings, num_samples, longest_text
+        self.tokens_per_sample = max(1, round(num_samples / sample_rate))  # seconds
+        self.fingerprint = f"{recordings.fingerprint} {longest_text}"
+
+    def __len__(self) -> int:
+        """How many recordings there are."""
+        return len(self._recordings)
+
+    def read(self, indices: Indices, seeds: Indices | None) -> Batch:
+        """The sound, how much of it is no padding, and what is said.
+
+        Returns:
+            {"audio": [batch, num_samples] float32, "length": [batch] int64} and, where texts are asked for,
+            {"text": [batch, longest_text] int64}, numbers of letters padded with -100.
+        """
+        audio = torch.zeros(len(indices), self._num_samples)
+        length = torch.zeros(len(indices), dtype=torch.int64)
+        text = torch.full((len(indices), self._longest_text or 0), _NO_LETTER)
+        for row, index in enumerate(indices.tolist()):
+            sound, said = self._recordings.hear(index, None if seeds is None else int(seeds[row]))
+            audio[row, : len(sound)] = torch.from_numpy(normalised(sound))
+            length[row] = len(sound)
+            if self._longest_text is not None:
+                text[row, : len(said)] = torch.tensor(encode(said))
+        batch = {"audio": audio, "length": length}
+        return batch if self._longest_text is None else batch | {"text": text}
+
+
+def normalised(sound: Sound) -> Sound:
+    """Zero mean and unit variance, as published."""
+    return (sound - sound.mean()) / np.sqrt(sound.var() + np.float32(1e-7))
+
+
+def encode(text: str) -> list[int]:
+    """Numbers of the letters, which are upper case; what has none is `<unk>`."""
+    return [_NUMBERS.get(letter, _UNKNOWN) for letter in text]

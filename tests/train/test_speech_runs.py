@@ -1,0 +1,61 @@
+"""Whole runs on speech: they resume bit for bit, masks included."""
+
+import shutil
+
+import pytest
+from train_processes import events, final_weights
+
+from isthmus.recipes import load_config
+from isthmus.train.place import find_place
+from isthmus.train.trainer import Trainer
+from isthmus.train.worker import train
+
+SIZES = (
+    "hidden_size: 16, num_layers: 2, num_heads: 2, conv_size: 8, "
+    "position_kernel: 4, position_groups: 4, num_samples: 8000"
+)
+MODELS = {
+    "wav2vec2": f"model={{type: wav2vec2, {SIZES}, mask_length: 3, gumbel_temperatures: [2, 0.5, 0.9]}}",
+    "wav2vec2_ctc": f"model={{type: wav2vec2_ctc, {SIZES}, mask_length: 3, dropout: 0.1}}",
+}
+RECIPES = {
+    "wav2vec2": ["outer.recipe=streaming", "outer.schedule={local_steps: 4, num_fragments: 2, overlap_steps: 1}"],
+    "wav2vec2_ctc": ["outer.recipe=sparseloco", "outer.schedule={local_steps: 3}"],
+}
+EVERY_3_STEPS = [
+    "outer.recipe=diloco",
+    "outer.schedule={local_steps: 3, num_fragments: 1, overlap_steps: 0, warm_start_steps: 0}",
+]
+
+
+def configure(folder, name, *overrides):
+    base = [
+        MODELS[name],
+        "data={type: speech, source: formants}",
+        "inner.batch_size=2",
+        "train={steps: 9, log_every: 1, eval_every: 4, eval_batches: 2, checkpoint_every: 1, keep_checkpoints: 99}",
+        f"train.run_dir={folder / 'run'}",
+    ]
+    return load_config(None, [*base, *RECIPES[name], *overrides])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_resumed_after_any_step_nothing_differs(tmp_path, name):
+    config, run_dir = configure(tmp_path, name), tmp_path / "run"
+    train(config)
+    expected, weights = events(run_dir, 0), final_weights(run_dir, 0)
+    for step in (7, 4, 2):
+        for path in (run_dir / "checkpoints").iterdir():
+            if int(path.name[5:]) > step:
+                shutil.rmtree(path)
+        train(config, resume=True)
+        assert events(run_dir, 0) == expected, step
+        assert final_weights(run_dir, 0) == weights, step
+
+
+def test_the_temperature_follows_the_rounds(tmp_path):
+    config = configure(tmp_path, "wav2vec2", *EVERY_3_STEPS)
+    trainer = Trainer(config, find_place(config))
+    part = trainer.run()
+    assert set(part["evaluation"]) == {"loss", "contrastive_accuracy", "codevector_perplexity"}
+    assert trainer.model.temperature.item() == pytest.approx(2 * 0.9**9)
