@@ -1,4 +1,4 @@
-"""The command line: demo, train, launch, show, doctor, lighthouse, dht."""
+"""The command line: demo, train, launch, show, doctor, export, lighthouse, dht."""
 
 from __future__ import annotations
 
@@ -129,6 +129,25 @@ def doctor(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides 
 
     loaded = load_config(config, overrides or [], workers)
     raise typer.Exit(doctor_on_this_machine(loaded) if workers else examine(loaded, _console()))
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)],
+    to: Annotated[Path, typer.Option(help="The folder to write.", show_default=False)],
+    repo: Annotated[
+        str | None, typer.Option("--push", metavar="OWNER/NAME", help="And upload it to the Hub.", show_default=False)
+    ] = None,
+) -> None:
+    """Write a trained model as a folder: safetensors, configuration, model card."""
+    from isthmus.train.export import export
+    from isthmus.train.push import hub_token, push
+
+    token = hub_token() if repo else ""
+    step = export(run, to)
+    print(f"{to} holds the model after step {step}: model.safetensors, config.json, README.md")
+    if repo:
+        print(f"uploaded to {push(to, repo, token)}")
 
 
 @app.command()

@@ -11,6 +11,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     PositiveInt,
     ValidationError,
     model_validator,
@@ -143,6 +144,14 @@ class TrainConfig(Section):
     run_dir: str = "runs/last"
 
 
+class TrackConfig(Section):
+    """Where a run can be watched besides its metrics files; each worker may have its own."""
+
+    tensorboard: bool = False  # event files, in the run's folder
+    wandb: str | None = None  # a project of Weights & Biases
+    prometheus_port: Annotated[int | None, Field(ge=1, le=65535)] = None  # worker k listens on this plus k
+
+
 class RunConfig(Section):
     """Everything that a run depends on."""
 
@@ -152,6 +161,7 @@ class RunConfig(Section):
     outer: OuterConfig
     train: TrainConfig
     mesh: Annotated[Mesh, _plain(Mesh, "mesh", "shard")] = Mesh()  # of the ranks of a worker
+    track: TrackConfig = TrackConfig()
 
     @model_validator(mode="after")
     def _mesh_fits(self) -> Self:

@@ -7,6 +7,12 @@ from pathlib import Path
 import pytest
 from train_processes import MESHES, Job, losses, run, run_jobs, said, summary
 
+from isthmus.models import CausalLM
+from isthmus.recipes import load_config
+from isthmus.train.assemble import build_model_spec, open_data
+from isthmus.train.evaluate import evaluate
+from isthmus.train.export import export
+
 STEP = 21  # from where the runs go on
 KEPT = "train.keep_checkpoints=99"
 # one worker of four ranks; after step 21 a sync is in flight and residuals lie about, elementwise as all else
@@ -86,3 +92,15 @@ def test_the_files_of_a_rank_that_are_gone_are_named(runs, tmp_path):
     assert run(folder, resume=True) == [2, 2]
     assert f"step-{STEP:08d}/worker-1-rank-1/manifest.json cannot be read" in said(folder, 1)
     assert "holds no usable checkpoint that all workers have" in said(folder, 0)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_the_parts_of_all_ranks_are_exported_as_one_model(meshed, tmp_path, mesh):
+    from transformers import AutoModelForCausalLM
+
+    export(meshed / mesh, tmp_path / "model")
+    config = load_config(meshed / mesh / "config.yaml")
+    corpus = open_data(config, build_model_spec(config))
+    batches = corpus.validation(config.inner.batch_size, config.train.eval_batches * config.inner.batch_size)
+    model = CausalLM(AutoModelForCausalLM.from_pretrained(tmp_path / "model"))
+    assert evaluate(model, batches)["loss"] == pytest.approx(losses(meshed / mesh, "eval")[-1], rel=1e-5)

@@ -2,6 +2,7 @@
 
 from isthmus.core.registry import Registry
 from isthmus.models.base import CausalLM, ModelSpec, Module
+from isthmus.models.exported import load_exported, save_exported
 
 MODELS = Registry(
     "model",
@@ -16,4 +17,4 @@ MODELS = Registry(
     },
 )
 
-__all__ = ["MODELS", "CausalLM", "ModelSpec", "Module"]
+__all__ = ["MODELS", "CausalLM", "ModelSpec", "Module", "load_exported", "save_exported"]

@@ -25,6 +25,11 @@ class Part:
     sizes: tuple[int, ...]
 
     @classmethod
+    def whole(cls, shape: tuple[int, ...]) -> Part:
+        """All of a tensor."""
+        return cls(shape, (0,) * len(shape), shape)
+
+    @classmethod
     def of(cls, tensor: torch.Tensor) -> Part:
         """This rank's, as `apply_tp` and after it `apply_fsdp` have left it."""
         offsets, sizes = [0] * tensor.ndim, list(tensor.shape)

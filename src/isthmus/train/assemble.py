@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from isthmus.compress import COMPRESSORS
-from isthmus.config import OUTER_OPTIMIZERS, RunConfig, dump, flat
+from isthmus.config import OUTER_OPTIMIZERS, RunConfig, TrackConfig, dump, flat
 from isthmus.core import SPLITS, State, UserError
 from isthmus.data import DATA, Corpus
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES, SupervisedStep
@@ -33,7 +33,8 @@ MEETING_PLACE = "MEETING_PLACE"  # environment variable of a launcher's workers:
 
 _PLACES = ("host", "lighthouse", "initial_peers", "identity_folder", "listen", "announce", "relay")
 # what may differ between workers
-_OWN = ("train.run_dir", "inner.micro_batch_size", "outer.offload", "data.max_bad_samples")
+_TRACK = [f"track.{name}" for name in TrackConfig.model_fields]
+_OWN = ("train.run_dir", "inner.micro_batch_size", "outer.offload", "data.max_bad_samples", *_TRACK)
 _PRIVATE = {*_OWN, *(f"outer.transport.{name}" for name in _PLACES)}
 
 

@@ -139,19 +139,28 @@ class Checkpoints:
         Raises:
             UserError: the newest undamaged one has another layout.
         """
-        found = []
+        found = list[int]()
         for step in sorted({*self._steps(self.name), *self._steps(name_of(self.worker))}, reverse=True):
-            try:
-                manifest = self._manifest(step, self._witness(step))
-                for rank in range(self.rank, Mesh(**manifest["mesh"]).num_ranks, self.mesh.num_ranks):
-                    self._verify(step, name_of(self.worker, rank), manifest["mesh"])
-            except _Damaged as damage:
-                self.say(f"checkpoint refused: {damage}")
-                continue
-            if not found:
-                self._compare(step, manifest["layout"])
-            found.append(step)
+            if self.is_usable(step, compare=not found):
+                found.append(step)
         return found
+
+    def is_usable(self, step: int, compare: bool = True) -> bool:
+        """Whether the checkpoint of `step` is undamaged. Names a damaged file in one line.
+
+        Raises:
+            UserError: it has another layout, where that is to be compared.
+        """
+        try:
+            manifest = self._manifest(step, self._witness(step))
+            for rank in range(self.rank, Mesh(**manifest["mesh"]).num_ranks, self.mesh.num_ranks):
+                self._verify(step, name_of(self.worker, rank), manifest["mesh"])
+        except _Damaged as damage:
+            self.say(f"checkpoint refused: {damage}")
+            return False
+        if compare:
+            self._compare(step, manifest["layout"])
+        return True
 
     def prune(self, keep: int, last_common: int, unsaved: Container[int] = ()) -> None:
         """Delete what no run will go on from: up to a step, all but the newest `keep` that every worker has.

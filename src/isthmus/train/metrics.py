@@ -33,13 +33,20 @@ class MetricsFile:
         path: of the file.
         position: in bytes; what lies behind it is cut off.
         say: receives a line when events begin to wait.
+        listen: is told every event, too.
     """
 
-    def __init__(self, path: Path, position: int = 0, say: Callable[[str], None] = print) -> None:
+    def __init__(
+        self,
+        path: Path,
+        position: int = 0,
+        say: Callable[[str], None] = print,
+        listen: Callable[[str, dict[str, Any]], None] | None = None,
+    ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
         self._file.truncate(position)
-        self._position, self._say = position, say
+        self._position, self._say, self._listen = position, say, listen
         self._waiting = deque[bytes](maxlen=_MOST_WAITING)
 
     @property
@@ -55,6 +62,8 @@ class MetricsFile:
         problem = self._write_out()
         if problem and len(self._waiting) == 1:
             self._say(f"{self._file.name} cannot be written ({problem}): make room there; events wait in memory")
+        if self._listen:
+            self._listen(event, values)
 
     def write_sync(self, step: int, report: SyncReport) -> None:
         """Add a sync that was finished after inner step `step`."""

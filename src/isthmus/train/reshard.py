@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -218,3 +220,20 @@ class Resharding:
 
 def _holds_tensors(value: Any) -> bool:
     return isinstance(value, Stored) or (isinstance(value, list | tuple) and any(map(_holds_tensors, value)))
+
+
+def whole_model(ranks: list[State], names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """The whole model that the ranks of a worker saved, with the anchors in its parameters where there are any.
+
+    Args:
+        ranks: their states, tensors as `Stored`.
+        names: of its parameters and buffers, those that are tied once.
+    """
+    pieces = defaultdict[str, list[tuple[Part, Stored]]](list)
+    for rank in ranks:
+        there, values = Holding.from_state_dict(rank["holding"]), dict(rank["model"])
+        for held, fragment in zip(there.fragments, rank["method"].get("fragments", []), strict=True):
+            values |= dict(zip(held, fragment["anchor"], strict=True))
+        for name, stored in values.items():
+            pieces[name].append((there.parts[name], stored))
+    return {name: assemble(Part.whole(pieces[name][0][0].shape), pieces[name]) for name in names}

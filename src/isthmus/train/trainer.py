@@ -28,6 +28,7 @@ from isthmus.train.metrics import MetricsFile, Totals
 from isthmus.train.place import Place, peers_named
 from isthmus.train.reshard import Holding, load_resharded
 from isthmus.train.stopping import Stopping
+from isthmus.train.trackers import Trackers
 from isthmus.transport import TransportError
 from isthmus.transport.rendezvous import open_store
 
@@ -35,8 +36,9 @@ from isthmus.transport.rendezvous import open_store
 class Trainer:
     """One worker, connected to the others; where it has several ranks, one of them."""
 
-    def __init__(self, config: RunConfig, place: Place) -> None:
+    def __init__(self, config: RunConfig, place: Place, trackers: Trackers) -> None:
         self.config, self.place, self.run_dir = config, place, Path(config.train.run_dir)
+        self.trackers = trackers
         self.worker = place.worker
         model_spec = assemble.build_model_spec(config)
         corpus = assemble.open_data(config, model_spec)
@@ -274,7 +276,8 @@ class Trainer:
         if self.place.world_rank == 0 or not path.exists():  # the folder may be this worker's alone
             write_file(path, yaml.safe_dump(dump(self.config), sort_keys=False))
         path = metrics_path(self.run_dir, self.worker, self.place.rank)
-        self.metrics = MetricsFile(path, self._metrics_bytes, say)
+        self.metrics = MetricsFile(path, self._metrics_bytes, say, self.trackers.take)
+        self.trackers.begin(self.position, self.totals)
 
     def _end(self, finished: bool) -> dict[str, Any]:
         """Write the summary; raise what could not be kept."""

@@ -11,6 +11,7 @@ from isthmus.train import assemble
 from isthmus.train.elastic_trainer import ElasticTrainer
 from isthmus.train.folder import metrics_path
 from isthmus.train.place import find_place
+from isthmus.train.trackers import open_trackers
 from isthmus.train.trainer import Trainer
 
 
@@ -35,7 +36,8 @@ def train(config: RunConfig, resume: bool = False) -> dict[str, Any]:
     place, run_dir = find_place(config), Path(config.train.run_dir)
     if not resume and metrics_path(run_dir, place.worker, place.rank).exists():
         raise UserError(f"{run_dir} holds a run already: go on with it by --resume, or choose another train.run_dir")
-    trainer = (ElasticTrainer if assemble.is_elastic(config) else Trainer)(config, place)
-    if resume:
-        trainer.restore()
-    return trainer.run()
+    with open_trackers(config, place) as trackers:
+        trainer = (ElasticTrainer if assemble.is_elastic(config) else Trainer)(config, place, trackers)
+        if resume:
+            trainer.restore()
+        return trainer.run()

@@ -1,0 +1,107 @@
+"""A trained model out of a run: the anchors of its newest good checkpoint, and a card that tells of the run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch import nn
+
+from isthmus.config import RunConfig, parse
+from isthmus.core import State, UserError
+from isthmus.models import CausalLM, save_exported
+from isthmus.parallel.state import load_local_model, named_tensors
+from isthmus.train import assemble
+from isthmus.train.checkpoint import Checkpoints
+from isthmus.train.folder import metrics_path, say
+from isthmus.train.metrics import Totals
+from isthmus.train.model_card import Facts, model_card
+from isthmus.train.reshard import whole_model
+
+
+@dataclass(frozen=True)
+class Found:
+    """A good checkpoint."""
+
+    step: int
+    worker: int  # whose
+    ranks: list[State]  # what each of its ranks saved, tensors as `Stored`
+
+
+def export(run_dir: Path, to: Path) -> int:
+    """Write a run's model to a folder that transformers, or `isthmus.models.load_exported`, loads.
+
+    Args:
+        run_dir: of a run, finished or not.
+        to: the folder, which is made; it may exist if it is empty.
+
+    Returns:
+        The step after which the anchors are exported.
+
+    Raises:
+        UserError: the folder holds no run with an undamaged checkpoint, or `to` is taken.
+    """
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise UserError(f"{to} is not an empty folder: choose another one")
+    config = _read_config(run_dir)
+    spec = assemble.build_model_spec(config)
+    model = spec.build(config.train.seed)
+    found = _newest_good(run_dir, assemble.layout(config, model))
+    load_local_model(model, whole_model(found.ranks, named_tensors(model)))
+    facts = _facts(config, run_dir, found, model)
+    beside = to.with_name(f"{to.name}.tmp")  # nobody meets half a model
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        network = save_exported(model, config.model, beside)
+        (beside / "README.md").write_text(model_card(to.resolve().name, facts, network))
+        beside.rename(to)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return found.step
+
+
+def _read_config(run_dir: Path) -> RunConfig:
+    try:
+        values = yaml.safe_load((run_dir / "config.yaml").read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = getattr(error, "strerror", None) or "it is damaged"
+        raise UserError(f"{run_dir} holds no run: config.yaml cannot be read ({reason})") from error
+    return parse(values)
+
+
+def _newest_good(run_dir: Path, layout: dict[str, Any]) -> Found:
+    """Of any worker: their anchors are equal, unless the method lets them differ."""
+    folder = run_dir / "checkpoints"
+    names = [path for path in folder.glob("step-*/worker-*") if path.name.removeprefix("worker-").isdigit()]
+    there = [(int(path.parent.name.removeprefix("step-")), int(path.name.removeprefix("worker-"))) for path in names]
+    for step, worker in sorted(there, key=lambda found: (-found[0], found[1])):
+        checkpoints = Checkpoints(folder, worker, layout, say=say)
+        if checkpoints.is_usable(step):
+            return Found(step, worker, checkpoints.load_ranks(step))
+    raise UserError(f"{folder} holds no undamaged checkpoint: train on, with train.checkpoint_every above 0")
+
+
+def _facts(config: RunConfig, run_dir: Path, found: Found, model: nn.Module) -> Facts:
+    saved = found.ranks[0]
+    return Facts(
+        config=config,
+        step=found.step,
+        worker=found.worker,
+        totals=Totals(**saved["totals"]),
+        num_parameters=sum(param.numel() for param in model.parameters()),
+        num_trained=sum(param.numel() for param in model.parameters() if param.requires_grad),
+        is_language_model=isinstance(model, CausalLM),
+        evaluation=_evaluation(metrics_path(run_dir, 0), found.step),
+    )
+
+
+def _evaluation(path: Path, step: int) -> dict[str, Any]:
+    """The last one up to a step; empty where there is none."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    events = [json.loads(line) for line in lines]
+    return next((e for e in reversed(events) if e["event"] == "eval" and e["step"] <= step), {})

@@ -1,0 +1,132 @@
+"""The card that goes with an exported model: how to load it, and the figures of the run that trained it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from isthmus.config import RunConfig
+from isthmus.train.metrics import Totals
+from isthmus.train.report import readable_bytes
+from isthmus.transport.peers import ring_bytes
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a card says of a run."""
+
+    config: RunConfig
+    step: int  # after which the model was saved
+    worker: int  # whose checkpoint it is from, and whose totals these are
+    totals: Totals
+    num_parameters: int
+    num_trained: int  # of these parameters
+    is_language_model: bool  # that predicts the next token
+    evaluation: dict[str, Any]  # the last eval event, {} where there is none
+
+
+def model_card(name: str, facts: Facts, network: nn.Module | None) -> str:
+    """A model card, in Markdown, with the Hub's header.
+
+    Args:
+        name: of the model.
+        facts: about the run.
+        network: of transformers, which was exported; None: a model that is loaded with isthmus.
+    """
+    recipe, (load, header) = facts.config.outer.recipe, _loading(facts, network)
+    sections = [
+        "\n".join(["---", *header, "tags:", "- isthmus", f"- {recipe}", "---"]),
+        f"# {name}",
+        f"{_kind(facts, network)} of {facts.num_parameters:,} parameters, trained with "
+        f"isthmus by `{recipe}` on {_count(facts.config.train.workers)}.",
+        f"## Use\n\n```python\n{load}\n```",
+    ]
+    if facts.config.data["type"] == "text":
+        sections.append("Its tokens are the bytes of UTF-8 text: `list(text.encode())`. There is no tokenizer.")
+    sections.append("## Training\n\n" + _table(_training(facts)))
+    if facts.evaluation:
+        sections.append("## Evaluation\n\n" + _evaluation(facts))
+    return "\n\n".join(sections) + "\n"
+
+
+def _loading(facts: Facts, network: nn.Module | None) -> tuple[str, list[str]]:
+    """The code that loads it, and the card's header."""
+    if network is None:
+        kind = facts.config.model["type"]
+        trust = ", trust_imports=True" if kind == "module" or ":" in kind else ""
+        code = f'from isthmus.models import load_exported\n\nmodel = load_exported("path/to/this/folder"{trust})'
+        return code, ["library_name: isthmus"]
+    name = type(network).__name__
+    loader = "AutoModelForCausalLM" if facts.is_language_model else name
+    code = f'from transformers import {loader}\n\nmodel = {loader}.from_pretrained("path/to/this/folder")'
+    task = ["pipeline_tag: text-generation"] if facts.is_language_model else []
+    return code, ["library_name: transformers", *task]
+
+
+def _kind(facts: Facts, network: nn.Module | None) -> str:
+    model = facts.config.model
+    own = model["path"] if model["type"] == "module" else model["type"]
+    return f"A `{own if network is None else type(network).__name__}`"
+
+
+def _training(facts: Facts) -> list[tuple[str, str]]:
+    config, totals = facts.config, facts.totals
+    inner, schedule = config.inner, config.outer.schedule
+    rows = [
+        ("recipe", f"`{config.outer.recipe}`"),
+        ("workers", str(config.train.workers)),
+        (
+            "inner steps",
+            f"{facts.step:,}" + (f" of {config.train.steps:,} planned" * (facts.step < config.train.steps)),
+        ),
+    ]
+    if schedule is not None and config.outer.compressor and config.outer.optimizer:
+        rows += [
+            ("inner steps between two syncs of a fragment (H)", f"{schedule.local_steps:,}"),
+            ("compressor", f"`{config.outer.compressor['type']}`"),
+            ("outer optimizer", _settings(config.outer.optimizer, "lr", "momentum", "nesterov")),
+        ]
+    rows += [
+        ("inner optimizer", _settings(inner.optimizer, "lr", "weight_decay")),
+        ("samples a worker and step", f"{inner.batch_size:,}"),
+        (f"tokens worker {facts.worker} trained on", f"{totals.tokens:,}"),
+        (f"sent by worker {facts.worker}", f"{readable_bytes(totals.sent_bytes)} in {totals.num_syncs:,} syncs"),
+        (f"received by worker {facts.worker}", readable_bytes(totals.received_bytes)),
+        ("seconds of training, syncs included", f"{totals.train_seconds:,.0f}"),
+    ]
+    all_reduce = ring_bytes(4 * facts.num_trained, config.train.workers) * totals.steps
+    if schedule is not None and totals.sent_bytes and all_reduce:
+        rows.append(
+            (
+                "fewer bytes than averaging float32 gradients at every step",
+                f"{all_reduce / totals.sent_bytes:,.1f} times",
+            )
+        )
+    rows.append(("seed", str(config.train.seed)))
+    return rows
+
+
+def _evaluation(facts: Facts) -> str:
+    values = {name: value for name, value in facts.evaluation.items() if name not in ("event", "step", "of")}
+    rows = [(name, "not finite" if value is None else f"{value:.4g}") for name, value in values.items()]
+    of = "anchor, which is what is exported here," if facts.evaluation["of"] == "anchor" else "model"
+    samples = facts.config.train.eval_batches * facts.config.inner.batch_size
+    return (
+        f"Of the {of} after step {facts.evaluation['step']:,}, on up to {samples:,} validation samples.\n\n"
+        + _table(rows)
+    )
+
+
+def _settings(spec: dict[str, Any], *names: str) -> str:
+    """'`sgd`, lr 0.6, momentum 0.8'."""
+    return ", ".join([f"`{spec['type']}`", *(f"{name} {spec[name]}" for name in names if spec.get(name))])
+
+
+def _table(rows: list[tuple[str, str]]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
+
+
+def _count(workers: int) -> str:
+    return "one worker" if workers == 1 else f"{workers} workers"

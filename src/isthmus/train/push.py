@@ -1,0 +1,46 @@
+"""An exported model on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from isthmus.core import UserError
+
+
+def hub_token() -> str:
+    """The token of the environment; no file is asked, and nothing keeps it.
+
+    Raises:
+        UserError: there is none.
+    """
+    token = os.environ.get("HF_TOKEN")
+    if not token:
+        raise UserError("--push needs a token of the Hugging Face Hub that may write: set HF_TOKEN")
+    return token
+
+
+def push(folder: Path, repo: str, token: str) -> str:
+    """Upload a folder as a model; one that does not exist yet begins private.
+
+    Args:
+        folder: whose files go there.
+        repo: "owner/name".
+        token: that may write there.
+
+    Returns:
+        Where it can be seen.
+
+    Raises:
+        UserError: the Hub refuses, or cannot be reached.
+    """
+    from huggingface_hub import HfApi  # takes a second to import
+
+    api = HfApi(token=token)
+    try:
+        url = api.create_repo(repo, private=True, exist_ok=True)
+        api.upload_folder(repo_id=repo, folder_path=folder, commit_message="isthmus export")
+    except Exception as error:  # through which library it speaks, and what that raises, changes with its version
+        reason = " ".join(str(error).split()).replace(token, "***")
+        raise UserError(f"cannot push to {repo}: {reason}; upload {folder} by hand, or export again") from error
+    return str(url)

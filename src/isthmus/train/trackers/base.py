@@ -1,0 +1,132 @@
+"""Trackers are told what goes to the metrics file. Training waits for none of them, and none can end it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from queue import Full, Queue
+from threading import Thread
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from isthmus.core import UserError
+from isthmus.train.metrics import Totals
+
+_MOST_WAITING = 10_000  # events
+_PATIENCE_SECONDS = 30.0  # at the end of a run, for what is not told yet
+_GROUPS = {"step": "train"}  # what events are called in charts, where not as in the metrics file
+
+_Job = Callable[["Tracker"], None]
+
+
+class Tracker(Protocol):
+    """Passes a worker's figures on to somebody. It is told everything from one thread, which is not training's."""
+
+    @property
+    def name(self) -> str:
+        """What its failure is reported under."""
+        ...
+
+    def begin(self, step: int, totals: Totals) -> None:
+        """The run goes on after `step`; `totals` are the worker's own, and grow as it trains."""
+        ...
+
+    def take(self, event: str, values: Mapping[str, Any]) -> None:
+        """One event of `isthmus.train.metrics`."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more is to come."""
+        ...
+
+
+class Trackers:
+    """Tells all trackers, in a thread of its own; one that fails is named once and told nothing more.
+
+    Args:
+        trackers: none of them has been told anything.
+        say: receives a line about each that failed.
+    """
+
+    def __init__(self, trackers: Sequence[Tracker] = (), say: Callable[[str], None] = print) -> None:
+        self._trackers, self._say = list(trackers), say
+        self._jobs = Queue[_Job | None](_MOST_WAITING)
+        self._thread = Thread(target=self._work, name="isthmus-trackers", daemon=True) if trackers else None
+        self._has_lost = False
+
+    def __enter__(self) -> Self:
+        """Begin to listen."""
+        if self._thread:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Tell what waits, for a while, and close all."""
+        if not self._thread:
+            return
+        with suppress(Full):
+            self._jobs.put(None, timeout=_PATIENCE_SECONDS)
+        self._thread.join(_PATIENCE_SECONDS)
+        if self._thread.is_alive():
+            names = ", ".join(tracker.name for tracker in self._trackers)
+            self._say(f"{names}: not everything was passed on within {_PATIENCE_SECONDS:.0f} s")
+
+    def begin(self, step: int, totals: Totals) -> None:
+        """Before the first event: where the run stands."""
+        self._put(lambda tracker: tracker.begin(step, totals))
+
+    def take(self, event: str, values: Mapping[str, Any]) -> None:
+        """Pass an event on; returns at once."""
+        self._put(lambda tracker: tracker.take(event, values))
+
+    def _put(self, job: _Job) -> None:
+        if not self._thread:
+            return
+        try:
+            self._jobs.put_nowait(job)
+        except Full:
+            if not self._has_lost:
+                self._say("the trackers are slower than training: some events are in the metrics file only")
+            self._has_lost = True
+
+    def _work(self) -> None:
+        for job in iter(self._jobs.get, None):
+            for tracker in list(self._trackers):
+                self._tell(tracker, job)
+        for tracker in list(self._trackers):
+            self._tell(tracker, lambda tracker: tracker.close())
+
+    def _tell(self, tracker: Tracker, job: _Job) -> None:
+        try:
+            job(tracker)
+        except Exception as error:  # whatever it is, training goes on
+            reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
+            self._say(f"{tracker.name} failed ({reason}): it is told nothing more, training goes on")
+            self._trackers.remove(tracker)
+            with suppress(Exception):
+                tracker.close()
+
+
+def need(module: str) -> Any:
+    """A module of an optional package.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UserError(f"track: {error}: pip install 'isthmus[track]', or leave it out") from error
+
+
+def numbers(event: str, values: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of an event by name: "train/loss", "sync/all/norm" of the fragment "all", "eval/accuracy"."""
+    group = f"sync/{values['fragment']}" if event == "sync" else _GROUPS.get(event, event)
+    return {
+        f"{group}/{name}": float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and name != "step"
+    }

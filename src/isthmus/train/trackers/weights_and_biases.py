@@ -1,0 +1,71 @@
+"""Weights & Biases: each worker a run, all of them one group."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from isthmus.train.metrics import Totals
+from isthmus.train.trackers.base import need, numbers
+
+
+class WeightsAndBiases:
+    """Logs all figures of a worker with `wandb`.
+
+    Its key comes from the environment (WANDB_API_KEY) and is kept nowhere. Without one, or with WANDB_MODE=offline,
+    everything stays in the run's folder, from where `wandb sync` sends it.
+
+    Args:
+        project: of all runs.
+        run_dir: the group is called after it.
+        worker: such as "worker-1".
+        config: what is shown with the run.
+        say: receives a line about where an offline run lies.
+    """
+
+    name = "wandb"
+
+    def __init__(
+        self, project: str, run_dir: Path, worker: str, config: dict[str, Any], say: Callable[[str], None] = print
+    ) -> None:
+        self._wandb = need("wandb")
+        self._project, self._run_dir, self._worker, self._config, self._say = project, run_dir, worker, config, say
+        self._mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+        self._run: Any = None
+
+    def begin(self, step: int, totals: Totals) -> None:
+        """A run that goes on is the same one there."""
+        self._run = self._wandb.init(
+            project=self._project,
+            group=self._run_dir.name,
+            name=f"{self._run_dir.name} {self._worker}",
+            id=self._identity(),
+            resume="allow" if self._mode == "online" else None,
+            dir=self._run_dir,
+            config=self._config,
+            mode=self._mode,
+            # an address of a git remote may hold a password; what is printed goes to the log already
+            settings=self._wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True),
+        )
+        self._run.define_metric("*", step_metric="step")
+        if self._mode == "offline":
+            self._say(f"wandb is offline; send the run later with: wandb sync {Path(self._run.dir).parent}")
+
+    def take(self, event: str, values: Mapping[str, Any]) -> None:
+        """Its numbers, over the run's steps."""
+        self._run.log({**numbers(event, values), "step": values["step"]})
+
+    def close(self) -> None:
+        """Have everything sent, or on the disk."""
+        if self._run:
+            self._run.finish()
+
+    def _identity(self) -> str:
+        path = self._run_dir / "wandb" / f"{self._worker}.id"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(uuid.uuid4().hex[:16])
+        return path.read_text()

@@ -1,0 +1,261 @@
+"""What `isthmus export` writes is the anchor: loaded elsewhere, by others, it gives the same bits."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from train_processes import events
+from train_toy import Toy, toy_config
+
+from isthmus.cli import main
+from isthmus.config import RunConfig
+from isthmus.core import UserError
+from isthmus.models import load_exported
+from isthmus.recipes import load_config
+from isthmus.train.assemble import build_model_spec, layout
+from isthmus.train.checkpoint import Checkpoints
+from isthmus.train.export import export
+from isthmus.train.worker import train
+from isthmus.transport.peers import ring_bytes
+
+HERE = Path(__file__).parent
+SMALL = "hidden_size: 16, num_layers: 2, num_heads: 2, sequence_length: 8"
+TOKENS = torch.arange(40).view(4, 10) % 16
+
+
+def anchors(run_dir: Path, step: int) -> list[torch.Tensor]:
+    """As they stand in worker 0's checkpoint of a run with one fragment."""
+    checkpoints = Checkpoints(run_dir / "checkpoints", 0, {})
+    return checkpoints.load(step)["method"]["fragments"][0]["anchor"]
+
+
+def cut_back(run_dir: Path, step: int) -> None:
+    """Forget the checkpoints after a step."""
+    for path in (run_dir / "checkpoints").iterdir():
+        if int(path.name[5:]) > step:
+            shutil.rmtree(path)
+
+
+@pytest.fixture
+def stopped(tmp_path) -> Path:
+    """A run whose newest checkpoint is of step 10, two steps after a sync."""
+    train(toy_config(tmp_path))
+    cut_back(tmp_path / "run", 10)
+    return tmp_path / "run"
+
+
+def test_the_exported_weights_are_the_anchors_not_the_workers_own(stopped, tmp_path):
+    assert export(stopped, tmp_path / "toy") == 10
+    weights = load_file(tmp_path / "toy/model.safetensors")
+    names = [name for name, _ in Toy().named_parameters()]
+    assert weights.keys() == set(names)
+    own = Checkpoints(stopped / "checkpoints", 0, {}).load(10)["model"]
+    for name, anchor in zip(names, anchors(stopped, 10), strict=True):
+        assert torch.equal(weights[name], anchor)
+        assert not torch.equal(weights[name], own[name])
+
+
+ELSEWHERE = """
+import sys, torch
+from isthmus.models import load_exported
+model = load_exported(sys.argv[1], trust_imports=True)
+print(model({"tokens": torch.arange(40).view(4, 10) % 16}).item().hex())
+"""
+
+
+def test_a_model_of_ones_own_loads_in_a_fresh_process_with_the_same_outputs(stopped, tmp_path):
+    export(stopped, tmp_path / "toy")
+    model = Toy().eval()
+    for param, anchor in zip(model.parameters(), anchors(stopped, 10), strict=True):
+        param.data.copy_(anchor)
+    expected = model({"tokens": TOKENS}).item().hex()
+    command = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "toy")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=HERE, check=False, timeout=60)
+    assert (done.stdout.strip(), done.returncode) == (expected, 0), done.stderr
+
+
+def test_code_that_a_folder_names_is_not_run_unasked(stopped, tmp_path):
+    export(stopped, tmp_path / "toy")
+    with pytest.raises(UserError, match="names code, 'train_toy:Toy': if you trust it"):
+        load_exported(tmp_path / "toy")
+    config = {"isthmus": "0.1.0", "model": {"type": "os:system", "command": f"touch {tmp_path}/owned"}}
+    (tmp_path / "toy/config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="names code, 'os:system'"):
+        load_exported(tmp_path / "toy")
+    assert not (tmp_path / "owned").exists()
+
+
+LOGITS = """
+import sys, torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+logits = {}
+for folder in sys.argv[2:]:
+    network, problems = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(problems.values()), problems
+    for param in network.parameters():  # where a tensor lies in memory decides how the CPU sums it up
+        param.data = param.data.clone()
+    with torch.no_grad():
+        logits[folder] = network(input_ids=torch.arange(16).view(2, 8), use_cache=False).logits
+save_file(logits, sys.argv[1])
+"""
+
+
+def language_model(folder: Path, model: str) -> RunConfig:
+    """A run of 4 steps."""
+    overrides = (f"model={model}", "train.steps=4", "train.checkpoint_every=0", f"train.run_dir={folder}")
+    return toy_config(folder.parent, *overrides)
+
+
+def test_language_models_load_with_transformers_alone_and_give_the_same_logits(tmp_path):
+    from transformers import GPT2Config
+
+    GPT2Config(
+        n_embd=16, n_layer=2, n_head=2, vocab_size=256, n_positions=8, bos_token_id=None, eos_token_id=None
+    ).save_pretrained(tmp_path / "gpt2")
+    (tmp_path / "runs").mkdir()
+    models = {
+        "gpt_neox": f"{{type: gpt_neox, {SMALL}}}",
+        "gpt_neo": f"{{type: gpt_neo, {SMALL}}}",  # its head is tied
+        "huggingface": f"{{type: huggingface, path: {tmp_path}/gpt2, sequence_length: 8}}",
+    }
+    expected = {}
+    for name, model in models.items():
+        config = language_model(tmp_path / "runs" / name, model)
+        train(config)
+        folder = str(tmp_path / "exported" / name)
+        assert export(tmp_path / "runs" / name, Path(folder)) == 4
+        built = build_model_spec(config).build(seed=9).eval()
+        for param, anchor in zip(built.parameters(), anchors(tmp_path / "runs" / name, 4), strict=True):
+            param.data.copy_(anchor)
+        with torch.no_grad():
+            expected[folder] = built.network(input_ids=torch.arange(16).view(2, 8)).logits
+    command = [sys.executable, "-c", LOGITS, str(tmp_path / "logits"), *expected]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    got = load_file(tmp_path / "logits")
+    for folder, logits in expected.items():
+        assert torch.equal(got[folder], logits), folder
+
+
+def test_a_run_without_anchors_exports_its_weights(tmp_path):
+    train(toy_config(tmp_path, "outer.recipe=ddp"))
+    export(tmp_path / "run", tmp_path / "toy")
+    saved = Checkpoints(tmp_path / "run/checkpoints", 0, {}).load(12)["model"]
+    weights = load_file(tmp_path / "toy/model.safetensors")
+    assert all(torch.equal(weights[name], saved[name]) for name in saved)
+    assert "fewer bytes" not in (tmp_path / "toy/README.md").read_text()
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_exported(stopped, tmp_path, capfd):
+    (stopped / "checkpoints/step-00000010/worker-0/state.json").write_text("{}")
+    assert export(stopped, tmp_path / "toy") == 5
+    assert "checkpoint refused: " in capfd.readouterr().err
+
+
+def test_the_newest_of_all_workers_is_taken(stopped, tmp_path):
+    checkpoints = stopped / "checkpoints"
+    (checkpoints / "step-00000010/worker-0").rename(checkpoints / "step-00000010/worker-3")
+    assert export(stopped, tmp_path / "toy") == 10
+    assert "sent by worker 3" in card_of(tmp_path / "toy")[1]
+
+
+def card_of(folder: Path) -> tuple[dict, dict[str, str]]:
+    """The header of a card, and its tables."""
+    _, header, body = (folder / "README.md").read_text().split("---\n", 2)
+    rows = [line.strip("| ").split(" | ") for line in body.splitlines() if line.startswith("| ") and line != "| | |"]
+    return yaml.safe_load(header), dict(rows)
+
+
+def test_the_card_tells_the_runs_own_figures(stopped, tmp_path):
+    export(stopped, tmp_path / "toy")
+    header, rows = card_of(tmp_path / "toy")
+    assert header == {"library_name": "isthmus", "tags": ["isthmus", "diloco"]}
+    assert rows["recipe"] == "`diloco`"
+    assert rows["workers"] == "1"
+    assert rows["inner steps"] == "10 of 12 planned"
+    assert rows["inner steps between two syncs of a fragment (H)"] == "4"
+    assert rows["tokens worker 0 trained on"] == f"{10 * 4 * 8}"
+    assert rows["sent by worker 0"] == "0 B in 2 syncs"
+    (evaluation,) = [event for event in events(stopped, 0, "eval") if event["step"] == 10]
+    assert rows["loss"] == f"{evaluation['loss']:.4g}"
+    assert "after step 10" in (tmp_path / "toy/README.md").read_text()
+
+
+def test_the_card_compares_with_averaging_every_step(stopped, tmp_path):
+    """The bytes of a run of two workers, put into the checkpoint's totals by hand."""
+    config = load_config(stopped / "config.yaml", [], workers=2)
+    (stopped / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    spec_layout = layout(config, Toy())
+    checkpoints = Checkpoints(stopped / "checkpoints", 0, spec_layout)
+    state = checkpoints.load(10)
+    state["totals"]["sent_bytes"] = 1000
+    checkpoints.save(11, state)
+    export(stopped, tmp_path / "toy")
+    _, rows = card_of(tmp_path / "toy")
+    parameters = sum(param.numel() for param in Toy().parameters())
+    times = ring_bytes(4 * parameters, 2) * 10 / 1000
+    assert rows["fewer bytes than averaging float32 gradients at every step"] == f"{times:,.1f} times"
+
+
+def test_the_card_of_a_language_model_says_how_to_load_it(tmp_path):
+    train(language_model(tmp_path / "run", f"{{type: gpt_neox, {SMALL}}}"))
+    export(tmp_path / "run", tmp_path / "small")
+    header, rows = card_of(tmp_path / "small")
+    assert (header["library_name"], header["pipeline_tag"]) == ("transformers", "text-generation")
+    assert float(rows["perplexity"]) > 1
+    text = (tmp_path / "small/README.md").read_text()
+    assert "# small\n" in text
+    assert 'AutoModelForCausalLM.from_pretrained("path/to/this/folder")' in text
+    assert "the bytes of UTF-8 text" in text
+    assert str(tmp_path) not in text  # nor in any other file: where a run lay is nobody's business
+    assert str(tmp_path) not in (tmp_path / "small/config.json").read_text()
+
+
+def isthmus(monkeypatch, capsys, *arguments: object) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["isthmus", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return caught.value.code or 0, *capsys.readouterr()
+
+
+def test_the_command(stopped, tmp_path, monkeypatch, capsys):
+    code, out, err = isthmus(monkeypatch, capsys, "export", stopped, "--to", tmp_path / "toy")
+    assert (code, err) == (0, "")
+    assert out == f"{tmp_path}/toy holds the model after step 10: model.safetensors, config.json, README.md\n"
+    assert sorted(path.name for path in (tmp_path / "toy").iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+
+
+def test_what_cannot_be_exported_is_one_line(stopped, tmp_path, monkeypatch, capsys):
+    cases = {
+        "folder taken": ((stopped, stopped), "is not an empty folder: choose another one"),
+        "no run": ((tmp_path / "nowhere", tmp_path / "toy"), "holds no run: config.yaml cannot be read (No such file"),
+    }
+    shutil.copytree(stopped, tmp_path / "bare", ignore=shutil.ignore_patterns("checkpoints"))
+    cases["no checkpoint"] = ((tmp_path / "bare", tmp_path / "toy"), "holds no undamaged checkpoint: train on")
+    shutil.copytree(stopped, tmp_path / "other")
+    text = (stopped / "config.yaml").read_text()
+    (tmp_path / "other/config.yaml").write_text(text.replace("sequence_length: 8", "sequence_length: 9"))
+    cases["another model"] = ((tmp_path / "other", tmp_path / "toy"), "belongs to another run: model.sequence_length")
+    for (run, to), message in cases.values():
+        code, out, err = isthmus(monkeypatch, capsys, "export", run, "--to", to)
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+        assert message in err
+        assert not (tmp_path / "toy").exists()
+
+
+def test_a_push_needs_a_token_in_the_environment_before_anything_is_written(stopped, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    code, _, err = isthmus(monkeypatch, capsys, "export", stopped, "--to", tmp_path / "toy", "--push", "me/toy")
+    assert (code, err) == (2, "error: --push needs a token of the Hugging Face Hub that may write: set HF_TOKEN\n")
+    assert not (tmp_path / "toy").exists()
