@@ -67,6 +67,7 @@ def test_nothing_is_left_behind():
 
 def test_a_size_that_the_model_refuses_is_passed_over():
     """Batch norm wants more than one value a channel."""
+
     class Normed(nn.Module):
         def __init__(self) -> None:
             super().__init__()

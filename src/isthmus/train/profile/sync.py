@@ -97,9 +97,7 @@ def measure_syncs(config: RunConfig, model: nn.Module, train: Callable[[], Any])
     return SyncTimes(codec_seconds, median(whole[1:]) - codec_seconds)
 
 
-def model_link(
-    megabits_per_second: float, sync_bytes: list[int], codec_seconds: float, step_seconds: float
-) -> Link:
+def model_link(megabits_per_second: float, sync_bytes: list[int], codec_seconds: float, step_seconds: float) -> Link:
     """From which H and tau on syncs hide behind inner steps on such a link.
 
     The uplink carries one fragment at a time, and what it carries is encoded before and decoded after; a fragment is
