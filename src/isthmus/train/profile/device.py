@@ -23,7 +23,8 @@ def describe(device: torch.device) -> str:
     facts = Path("/proc/cpuinfo")
     lines = facts.read_text().splitlines() if facts.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {torch.get_num_threads()} threads"
+    count = torch.get_num_threads()
+    return f"{names[0] if names else platform.machine()}, {count} thread{'s' * (count > 1)}"
 
 
 def seconds_of(work: Callable[[], Any]) -> float:
