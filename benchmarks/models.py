@@ -152,9 +152,9 @@ def main() -> None:
                f"goal {GOAL:.0%}"]  # fmt: skip
     notes = [
         f"device: {describe(assemble.choose_device())}" + (f"; {' '.join(given.set)}" if given.set else ""),
-        f"the loops take turns of about {TURN_SECONDS} s, {ROUNDS} each; throughput: the median time of a bare step over "
-        "that of ours; quartiles: of that ratio in turns next to each other; times are the processor's on a CPU, where "
-        "both loops never wait, and the wall's on a GPU",
+        f"the loops take turns of about {TURN_SECONDS} s, {ROUNDS} each; throughput: the median time of a bare step "
+        "over that of ours; quartiles: of that ratio in turns next to each other; times are the processor's on a CPU, "
+        "where both loops never wait, and the wall's on a GPU",
         "both: zero_grad, forward, backward, clipping, optimizer; ours also scales the learning rate, returns loss and "
         "norm, and skips what is not finite",
     ]
