@@ -13,10 +13,7 @@ so the benchmark can be interrupted and grown:
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,9 @@ import yaml
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
+from benchmarks import runs
 from benchmarks.results import circumstances, write
+from benchmarks.runs import percent
 
 CONFIG = Path(__file__).with_suffix(".yaml")
 OUTPUT = Path("runs")
@@ -62,7 +61,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {  # only when asked for by name: what a 
 }
 
 
-def runs(local_steps: list[int], seeds: list[int], only: list[str]) -> list[tuple[str, int, int, list[str]]]:
+def plan_runs(local_steps: list[int], seeds: list[int], only: list[str]) -> list[tuple[str, int, int, list[str]]]:
     """All (name, H, seed, overrides); H is 0 where there is none."""
     plan = []
     for seed in seeds:
@@ -77,20 +76,8 @@ def runs(local_steps: list[int], seeds: list[int], only: list[str]) -> list[tupl
 def launch(output: Path, name: str, local_steps: int, seed: int, overrides: list[str]) -> dict[str, Any]:
     """One run; its summary."""
     folder = output / f"{name.replace(', ', '-').replace(' ', '-')}-H{local_steps}-seed{seed}"
-    summary = folder / "summary.json"
-    if not summary.exists() or not json.loads(summary.read_text())["finished"]:
-        subprocess.run(["rm", "-rf", str(folder)], check=True)
-        sets = [f"train.run_dir={folder}", f"train.seed={seed}", *overrides]
-        workers = "1" if name.startswith("alone") else "4"
-        command = [sys.executable, "-m", "isthmus", "launch", str(CONFIG), "--workers", workers]
-        for value in sets:
-            command += ["--set", value]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(
-                f"{name}, H {local_steps}, seed {seed} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-            )
-    found: dict[str, Any] = json.loads(summary.read_text())
+    workers = 1 if name.startswith("alone") else 4
+    found = runs.launch(CONFIG, folder, workers, [f"train.seed={seed}", *overrides])
     sent = max(found["sent_bytes"])
     print(f"{name:18} H {local_steps:4} seed {seed}  loss {found['eval_loss']:.4f}  {sent / 1e6:9.2f} MB", flush=True)
     adamw = yaml.safe_load((folder / "config.yaml").read_text())["inner"]["optimizer"]["type"] == "adamw"
@@ -115,19 +102,15 @@ def table(results: list[dict[str, Any]]) -> list[list[Any]]:
                 steps or "-",
                 f"{loss[name, steps]:.4f}",
                 f"{max(losses) - min(losses):.4f}" if len(losses) > 1 else "-",
-                _percent(loss[name, steps], loss.get((f"ddp{inside}", 0))),
-                _percent(loss[name, steps], loss.get((f"alone{inside}", 0))),
-                _percent(loss[name, steps], loss.get((f"diloco{inside}", steps))),
-                _percent(loss[name, steps], loss.get(("diloco", steps))),
+                percent(loss[name, steps], loss.get((f"ddp{inside}", 0))),
+                percent(loss[name, steps], loss.get((f"alone{inside}", 0))),
+                percent(loss[name, steps], loss.get((f"diloco{inside}", steps))),
+                percent(loss[name, steps], loss.get(("diloco", steps))),
                 f"{sent / 1e6:.2f}",
                 f"{diloco[0]['sent_bytes'] / sent:.1f}" if sent and diloco else "-",
             ]
         )
     return rows
-
-
-def _percent(value: float, reference: float | None) -> str:
-    return "-" if reference is None else f"{100 * (value / reference - 1):+.2f} %"
 
 
 def plot(results: list[dict[str, Any]], path: Path) -> None:
@@ -159,7 +142,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="for all runs")
     parser.add_argument("--name", default="learning", help="of the results and of the folder in runs/")
     arguments = parser.parse_args()
-    plan = runs(arguments.local_steps, arguments.seeds, arguments.only)
+    plan = plan_runs(arguments.local_steps, arguments.seeds, arguments.only)
     results = [
         launch(OUTPUT / arguments.name, name, steps, seed, [*overrides, *arguments.set])
         for name, steps, seed, overrides in plan

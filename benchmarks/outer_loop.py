@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks import subject
-from benchmarks.live_bytes import CountedOffload, LiveBytes, Watch
+from benchmarks.live_bytes import CountedOffload, follow
 from benchmarks.results import write
 from isthmus.core import SyncSchedule
 from isthmus.outer import OuterLoop
@@ -26,6 +26,7 @@ from isthmus.outer.rounds import Rounds
 from isthmus.recipes import RECIPES, Recipe, load_config
 from isthmus.recipes.base import Plan
 from isthmus.train.assemble import build_inner_step
+from isthmus.train.live_bytes import LiveBytes, Watch
 from isthmus.transport.local import Local, LocalWorld
 
 H = 4
@@ -63,7 +64,7 @@ def peak_bytes(name: str, with_outer_loop: bool = True, offload: str | None = No
     training, batch = Training(name, with_outer_loop, offload), subject.batch()
     live = training.live
     if training.loop:
-        Watch(live).follow(training.loop)
+        follow(training.loop, Watch(live))
     with Watch(live):
         for step in range(STEPS):
             if step == STEPS // 2:  # by now every kind of state is there

@@ -1,11 +1,13 @@
-"""The command line: demo, train, launch, show, doctor, export, lighthouse, dht."""
+"""The command line: demo, train, launch, show, profile, doctor, export, lighthouse, dht."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -118,6 +120,25 @@ def show(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = 
     for part, path in import_paths(loaded).items():
         table.add_row(part, path)
     console.print(table)
+
+
+@app.command()
+def profile(
+    config: ConfigPath,
+    workers: NumWorkers = None,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Measure this machine with a configuration: memory, speed, FLOPs, and what a sync costs."""
+    from isthmus.recipes import load_config
+    from isthmus.train.profile import profile as measure
+    from isthmus.train.profile import show as show_profile
+
+    measured = measure(load_config(config, overrides or [], workers))
+    if as_json:
+        print(json.dumps(asdict(measured), indent=1))
+    else:
+        show_profile(measured, _console())
 
 
 @app.command()

@@ -24,6 +24,7 @@ from isthmus.core import SPLITS, Registry, SyncSchedule, UserError, nearest
 from isthmus.data import DATA
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES
 from isthmus.models import MODELS
+from isthmus.models.sizes import with_size
 from isthmus.outer import MERGES, Offload
 from isthmus.parallel import Mesh
 from isthmus.spec import Spec, check, convert, factory, read_arguments, sentence
@@ -64,6 +65,10 @@ def _plain(component: type, path: str, example: str) -> BeforeValidator:
         return component(**read_arguments(component, value, path))
 
     return BeforeValidator(read)
+
+
+def _read_model(spec: Any) -> Spec:
+    return check(MODELS, with_size(spec), "model")
 
 
 def _read_micro_batch_size(value: Any) -> int | str | None:
@@ -155,7 +160,7 @@ class TrackConfig(Section):
 class RunConfig(Section):
     """Everything that a run depends on."""
 
-    model: Annotated[Spec, _component(MODELS, "model")]
+    model: Annotated[Spec, BeforeValidator(_read_model)]
     data: Annotated[Spec, _component(DATA, "data")]
     inner: InnerConfig
     outer: OuterConfig

@@ -8,7 +8,7 @@ from torch import nn
 
 from isthmus.core import UserError
 from isthmus.inner import AdamW, SupervisedStep
-from isthmus.inner.micro_batch import find_fastest
+from isthmus.inner.micro_batch import find_fastest, measure_rates
 
 
 class Slow(nn.Module):
@@ -63,3 +63,20 @@ def test_nothing_is_left_behind():
     assert all(param.grad is None for param in model.parameters())
     assert not step.optimizer.state
     assert (step.progress, step.skipped_steps) == (0, 0)
+
+
+def test_a_size_that_the_model_refuses_is_passed_over():
+    """Batch norm wants more than one value a channel."""
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+
+        def forward(self, batch):
+            return self.net(batch["x"]).square().mean()
+
+    step = SupervisedStep(model := Normed(), AdamW().build(model))
+    assert list(measure_rates(step, BATCH)) == [2, 4, 8, 12]
+    with pytest.raises(ValueError, match="more than 1 value"):
+        measure_rates(step, {"x": BATCH["x"][:1]})

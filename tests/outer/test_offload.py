@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.live_bytes import CountedOffload, Watch
+from benchmarks.live_bytes import CountedOffload, follow
 from tests.toy import Worker, inner_step, nesterov, sgd, toy_batch, toy_model, toy_run
 from torch import nn
 from torch.utils._pytree import tree_leaves
@@ -21,6 +21,7 @@ from isthmus.core import SyncSchedule, UserError, split_balanced, split_strided
 from isthmus.core.flatten import flatten
 from isthmus.outer import Eager, KeepProgress, Mix, Offload, OuterLoop, Replace
 from isthmus.recipes import load_config
+from isthmus.train.live_bytes import Watch
 from isthmus.transport.local import Local, LocalWorld, run_workers
 
 BLOCKS, WIDTH = 8, 64
@@ -71,7 +72,7 @@ def test_nothing_is_computed_with_offloaded_tensors(method) -> None:
 
     def watch(rank: int, step: int, worker: Worker) -> None:
         if step == 1:
-            Apart(offload.live).follow(worker.loop)
+            follow(worker.loop, Apart(offload.live))
             Apart(offload.live).__enter__()  # this worker's thread ends with the run
 
     for one, other in zip(run(method, Offload()), run(method, offload, each_step=watch), strict=True):
@@ -124,7 +125,7 @@ def peaks(offload: CountedOffload) -> tuple[float, float, float]:
     live.add([*model.parameters(), *(anchor for fragment in fragments for anchor in fragment.anchor)])
     method = {"compressor": ErrorFeedback(Quantize(4)), "outer_optimizer": nesterov, "hash_every": 0}
     loop = OuterLoop(fragments, schedule, transport=Local(LocalWorld(1), 0), offload=offload, **method)
-    Watch(live).follow(loop)
+    follow(loop, Watch(live))
     at_rest = 0
     with Watch(live):
         for step in range(4 * BLOCKS):

@@ -53,3 +53,9 @@ def copy_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()
     return copy
+
+
+def drain() -> None:
+    """Wait until the GPU has done all that this process gave it; on a CPU calls return when they are done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

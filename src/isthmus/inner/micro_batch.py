@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from isthmus.core.streams import drain
 from isthmus.core.types import UserError
 from isthmus.inner.step import Batch
 from isthmus.inner.supervised import SupervisedStep
@@ -29,6 +30,12 @@ def find_fastest(step: SupervisedStep, batch: Batch) -> int:
     Raises:
         UserError: not even one sample fits.
     """
+    rates = measure_rates(step, batch)
+    return max(rates, key=rates.__getitem__)
+
+
+def measure_rates(step: SupervisedStep, batch: Batch) -> dict[int, float]:
+    """Samples a second of a forward and backward pass, by micro-batch size, of those that fit; see `find_fastest`."""
     num_samples = len(next(iter(batch.values())))
     sizes = [1 << power for power in range(num_samples.bit_length()) if 1 << power < num_samples] + [num_samples]
     buffers = [(buffer, buffer.clone()) for buffer in step.model.buffers()]
@@ -39,7 +46,7 @@ def find_fastest(step: SupervisedStep, batch: Batch) -> int:
             rates[size] = size / min(_time(step, part) for _ in range(_NUM_TRIALS))
         except torch.OutOfMemoryError:
             break  # a larger one will not fit either
-        except UserError:  # the model refuses so few: batch norm, for one
+        except (UserError, ValueError):  # the model refuses so few: batch norm, for one
             if size == num_samples:
                 raise
         finally:
@@ -50,18 +57,13 @@ def find_fastest(step: SupervisedStep, batch: Batch) -> int:
         raise UserError(
             "not even one sample fits into this worker's memory: choose a smaller model, or inner.precision"
         )
-    return max(rates, key=rates.__getitem__)
+    return rates
 
 
 def _time(step: SupervisedStep, part: Batch) -> float:
     """Seconds of one forward and backward pass."""
-    _wait()
+    drain()
     start = time.perf_counter()
     step.try_out(part)
-    _wait()
+    drain()
     return time.perf_counter() - start
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

@@ -96,6 +96,13 @@ def build_method(config: RunConfig, model: nn.Module, **more: Any) -> OuterLoop 
     outer, transport = config.outer, build_transport(config, **more)
     if outer.schedule is None:
         return DataParallel(model, transport, outer.transport["sync_budget_seconds"])
+    return build_outer_loop(config, model, transport)
+
+
+def build_outer_loop(config: RunConfig, model: nn.Module, transport: Transport) -> OuterLoop:
+    """The outer loop of a configuration that has one; joins the other workers."""
+    outer = config.outer
+    assert outer.schedule is not None
     return OuterLoop(
         SPLITS.get(outer.split)(model, outer.schedule.num_fragments),
         outer.schedule,

@@ -1,0 +1,63 @@
+"""Bytes of live tensors, counted where operations make them: what a worker's memory comes to, without the allocator."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class LiveBytes:
+    """What the tensors of watched threads take, and at most took since `peak` was last set; offloaded ones apart."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._sizes: dict[int, tuple[StorageWeakRef, int]] = {}  # of storages; the reference keeps their ids unique
+        self._offloaded: set[int] = set()
+        self._lock = threading.Lock()
+
+    def add(self, tensors: Iterable[torch.Tensor], offloaded: bool = False) -> None:
+        """Count these tensors until they are freed."""
+        with self._lock:
+            before = len(self._sizes)
+            for storage in (tensor.untyped_storage() for tensor in tensors):
+                if storage._cdata not in self._sizes:
+                    self._sizes[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+                if offloaded:
+                    self._offloaded.add(storage._cdata)
+            if len(self._sizes) > before:
+                self.peak = max(self.peak, self._count(offloaded=False))
+
+    def now(self, offloaded: bool = False) -> int:
+        """Bytes at this moment: of what is offloaded, or of all else."""
+        with self._lock:
+            return self._count(offloaded)
+
+    def is_offloaded(self, tensor: torch.Tensor) -> bool:
+        """Whether it shares memory with what was offloaded."""
+        return tensor.untyped_storage()._cdata in self._offloaded
+
+    def _count(self, offloaded: bool) -> int:
+        for key in [key for key, (storage, _) in self._sizes.items() if storage.expired()]:
+            del self._sizes[key]
+            self._offloaded.discard(key)
+        return sum(size for key, (_, size) in self._sizes.items() if (key in self._offloaded) == offloaded)
+
+
+class Watch(TorchDispatchMode):
+    """Counts what operations make, on the thread that enters it."""
+
+    def __init__(self, live: LiveBytes) -> None:
+        super().__init__()
+        self.live = live
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation; count its results."""
+        result = func(*args, **(kwargs or {}))
+        self.live.add(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        return result

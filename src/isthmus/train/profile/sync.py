@@ -1,0 +1,116 @@
+"""What a sync takes: this worker's own part of it measured, its way over a slow link modelled."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from torch import nn
+
+from isthmus.compress import Compressor
+from isthmus.config import RunConfig
+from isthmus.core import SyncSchedule
+from isthmus.core.streams import drain
+from isthmus.core.types import Peers, State, Tensors
+from isthmus.train.assemble import build_outer_loop
+from isthmus.transport.local import Local, LocalWorld
+
+_ROUNDS = 3  # after one that warms up
+
+
+@dataclass(frozen=True)
+class SyncTimes:
+    """Seconds for all fragments once, of a worker alone."""
+
+    codec_seconds: float  # encoding and decoding its own message
+    outer_seconds: float  # all else: capture, checks, outer optimizer, parameters
+
+
+@dataclass(frozen=True)
+class Link:
+    """What syncs come to where a worker has an uplink of this speed: modelled, latency left out."""
+
+    megabits_per_second: float
+    seconds: float  # to send all fragments once
+    local_steps: int  # the smallest H with which training hides that and the codec's work
+    overlap_steps: int  # the smallest tau, then and with any larger H
+
+
+class _Stopwatch:
+    """A compressor that counts the seconds which another one takes."""
+
+    def __init__(self, compressor: Compressor) -> None:
+        self._compressor, self.replicated, self.seconds = compressor, compressor.replicated, 0.0
+
+    def effort(self, state: State) -> float:
+        """That of the other."""
+        return self._compressor.effort(state)
+
+    def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
+        """That of the other."""
+        drain()
+        begin = time.perf_counter()
+        result = self._compressor.average(local, state, peers)
+        drain()
+        self.seconds += time.perf_counter() - begin
+        return result
+
+
+def measure_syncs(config: RunConfig, model: nn.Module, train: Callable[[], Any]) -> SyncTimes:
+    """Take the configured outer loop through a few rounds, without other workers.
+
+    Args:
+        config: with a schedule; fragments follow one another here without steps between, and without a warm start.
+        model: on its device.
+        train: an inner step, so that there is something to send.
+    """
+    assert config.outer.schedule is not None
+    planned = config.outer.schedule
+    P, delayed = planned.num_fragments, planned.overlap_steps == planned.local_steps
+    schedule = SyncSchedule(P, P, overlap_steps=P if delayed else 0)
+    parts = {
+        "outer": config.outer.model_copy(update={"schedule": schedule}),
+        "train": config.train.model_copy(update={"steps": (_ROUNDS + 1) * P}),
+    }
+    loop = build_outer_loop(config.model_copy(update=parts), model, Local(LocalWorld(1), 0))
+    watch = _Stopwatch(loop.exchange.compressor)
+    loop.exchange = replace(loop.exchange, compressor=watch)
+    codec, whole = list[float](), list[float]()
+    for _ in range(_ROUNDS + 1):
+        train()
+        drain()
+        watch.seconds, begin = 0.0, time.perf_counter()
+        for _ in range(P):
+            loop.step()
+        for sync in loop.in_flight.values():  # with a full delay
+            assert sync.outcome is not None
+            sync.outcome.result()
+        drain()
+        whole.append(time.perf_counter() - begin)
+        codec.append(watch.seconds)
+    loop.close()
+    codec_seconds = median(codec[1:])
+    return SyncTimes(codec_seconds, median(whole[1:]) - codec_seconds)
+
+
+def model_link(megabits_per_second: float, sync_bytes: list[int], codec_seconds: float, step_seconds: float) -> Link:
+    """From which H and tau on syncs hide behind inner steps on such a link.
+
+    The uplink carries one fragment at a time, and what it carries is encoded before and decoded after; a fragment is
+    sent every H / P steps, so none has to wait for another where each gets through in that time.
+
+    Args:
+        megabits_per_second: of the uplink.
+        sync_bytes: that a worker sends for each of the P fragments.
+        codec_seconds: for all fragments; each has a share by its bytes.
+        step_seconds: of an inner step.
+    """
+    total = sum(sync_bytes)
+    seconds = 8e-6 * total / megabits_per_second
+    largest = (seconds + codec_seconds) * max(sync_bytes) / total
+    overlap_steps = math.ceil(largest / step_seconds)
+    return Link(megabits_per_second, seconds, len(sync_bytes) * overlap_steps, overlap_steps)

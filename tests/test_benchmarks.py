@@ -1,0 +1,59 @@
+"""What the benchmarks compare is comparable."""
+
+import json
+from pathlib import Path
+
+import torch
+from benchmarks import families
+from benchmarks.models import bare_loop, examples
+from benchmarks.runs import launch
+
+from isthmus.recipes import load_config
+from isthmus.train import assemble
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def test_the_bare_loop_does_what_the_inner_step_does():
+    """The same weights, bit for bit, after a few steps."""
+    config = load_config(EXAMPLES / "tiny.yaml", ["inner.lr_schedule={type: constant, warmup_fraction: 0}"])
+    spec = assemble.build_model_spec(config)
+    ours, bare = spec.build(), spec.build()
+    loops = [assemble.build_inner_step(config, ours, ours, None, None), bare_loop(config, bare)]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        batch = {"tokens": torch.randint(256, (8, 33), generator=generator)}
+        for loop in loops:
+            loop(batch)
+    start = spec.build()
+    for own, other, before in zip(ours.parameters(), bare.parameters(), start.parameters(), strict=True):
+        assert torch.equal(own, other)
+        assert not torch.equal(own, before)
+
+
+def test_every_example_with_a_model_is_measured():
+    assert {"tiny", "gpt_neo", "gpt_neox"} <= examples([]).keys()
+    assert list(examples(["gpt_neo"])) == ["gpt_neo"]
+
+
+def result(method, evaluation, sent_bytes, hashes=("a", "a")):
+    names = [f"worker-{k}" for k in range(len(hashes))]
+    summary = {"steps": 5, "evaluation": evaluation, "sent_bytes": sent_bytes}
+    summary["anchor_hash"] = dict(zip(names, hashes, strict=True))
+    return {"example": "resnet", "method": method, "inside": "adamw", "summary": summary}
+
+
+def test_methods_are_compared_by_what_the_model_measures():
+    group = {
+        "ddp": result("ddp", {"loss": 0.5, "accuracy": 0.8}, [4_000_000, 4_000_000]),
+        "diloco": result("diloco", {"loss": 0.6, "accuracy": 0.6}, [1_000_000, 900_000], ("a", "b")),
+    }
+    row = families.row(group["diloco"], group)
+    assert row[4:] == ["accuracy 0.6000", "-25.00 %", "+0.00 %", "0.6000", "1.00", "4.0", "NO"]
+    assert families.row(group["ddp"], group)[-1] == "yes"
+    assert families.metric({"loss": 2.0, "perplexity": 7.4}) == "loss"
+
+
+def test_a_finished_run_is_not_repeated(tmp_path):
+    (tmp_path / "summary.json").write_text(json.dumps({"finished": True, "steps": 3}))
+    assert launch(Path("nowhere.yaml"), tmp_path, 2, []) == {"finished": True, "steps": 3}
