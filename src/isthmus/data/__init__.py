@@ -4,10 +4,16 @@ from isthmus.core.registry import Registry
 from isthmus.data.base import Corpus, DataSpec, Samples, Stream
 from isthmus.data.leased import LeasedStream, LeasesExhausted
 from isthmus.data.ledger import Ledger
-from isthmus.data.line import LineStream
+from isthmus.data.line import LineStream, open_stream
 from isthmus.data.text import Text
 
-DATA = Registry("data", {"text": "isthmus.data.text:Text"})
+DATA = Registry(
+    "data",
+    {
+        "text": "isthmus.data.text:Text",
+        "huggingface": "isthmus.data.huggingface:HuggingFace",
+    },
+)
 
 __all__ = [
     "DATA",
@@ -20,4 +26,5 @@ __all__ = [
     "Samples",
     "Stream",
     "Text",
+    "open_stream",
 ]

@@ -33,7 +33,7 @@ MEETING_PLACE = "MEETING_PLACE"  # environment variable of a launcher's workers:
 
 _PLACES = ("host", "lighthouse", "initial_peers", "identity_folder", "listen", "announce", "relay")
 # what may differ between workers
-_OWN = ("train.run_dir", "inner.micro_batch_size", "outer.offload")
+_OWN = ("train.run_dir", "inner.micro_batch_size", "outer.offload", "data.max_bad_samples")
 _PRIVATE = {*_OWN, *(f"outer.transport.{name}" for name in _PLACES)}
 
 
