@@ -211,7 +211,9 @@ def refused(match: str, name: str, **options) -> None:
 def test_bad_input_is_one_line(tmp_path, streaming):
     file = str(write_jsonl(tmp_path / "text.jsonl", documents(0, 40), label=3))
     options = {"streaming": streaming}
-    refused("has no column 'txt', its columns are text, label: set data.text_column", file, text_column="txt", **options)
+    refused(
+        "has no column 'txt', its columns are text, label: set data.text_column", file, text_column="txt", **options
+    )
     refused("'nowhere.jsonl' cannot be loaded", "nowhere.jsonl", **options)
     refused("'./nowhere' does not exist", "./nowhere", **options)
     refused("files ending in '.bin' are of no known format", str(bytes_file(tmp_path)), **options)
@@ -312,9 +314,9 @@ def test_a_vocabulary_too_small_for_the_tokenizer_is_refused(tmp_path, tokenizer
 
 
 def test_the_vocabulary_of_a_model_of_transformers_is_known(tmp_path):
-    GPTNeoConfig(vocab_size=99, hidden_size=8, num_layers=2, attention_types=[[["global", "local"], 1]]).save_pretrained(
-        tmp_path
-    )
+    GPTNeoConfig(
+        vocab_size=99, hidden_size=8, num_layers=2, attention_types=[[["global", "local"], 1]]
+    ).save_pretrained(tmp_path)
     assert HuggingFaceModel(str(tmp_path)).vocab_size == 99
 
 

@@ -179,7 +179,9 @@ def _readable_files(datasets: ModuleType, place: Place, bad: BadSamples) -> list
     for file in files:
         split = {place.whole_split: [file]}
         try:
-            for _ in datasets.load_dataset(**arguments | {"data_files": split}, split=place.whole_split, streaming=True):
+            for _ in datasets.load_dataset(
+                **arguments | {"data_files": split}, split=place.whole_split, streaming=True
+            ):
                 pass
             good.append(file)
         except Exception as error:  # readers raise whatever their libraries raise

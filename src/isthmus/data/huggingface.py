@@ -79,7 +79,9 @@ class HuggingFace:
         self._check(place, dataset.column_names, len(dataset) == 0)
         kind = getattr(dataset.features[self.text_column], "dtype", "a nested column")
         if kind not in ("string", "large_string", "null"):
-            raise UserError(f"data: column {self.text_column!r} of {self.name!r} holds {kind}, not text: set text_column")
+            raise UserError(
+                f"data: column {self.text_column!r} of {self.name!r} holds {kind}, not text: set text_column"
+            )
         return dataset
 
     def _load_shards(self, place: Place, bad: BadSamples) -> Shards:
@@ -88,8 +90,10 @@ class HuggingFace:
         columns = dataset.column_names or shards.columns()
         self._check(place, columns, not columns)
         # what is known to be there can be picked before it is decoded; rows of JSON may lack it
-        return shards if dataset.features is None else Shards(
-            dataset.select_columns([self.text_column]), self.text_column, self.name, bad
+        return (
+            shards
+            if dataset.features is None
+            else Shards(dataset.select_columns([self.text_column]), self.text_column, self.name, bad)
         )
 
     def _check(self, place: Place, columns: list[str], is_empty: bool) -> None:

@@ -7,7 +7,9 @@ import zlib
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before a source is asked again
 
 _FOR_GOOD = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, EOFError, zlib.error)
-_NETWORK_LIBRARIES = frozenset({"aiohttp", "httpx", "httpcore", "httpx2", "httpcore2", "requests", "urllib3", "botocore"})
+_NETWORK_LIBRARIES = frozenset(
+    {"aiohttp", "httpx", "httpcore", "httpx2", "httpcore2", "requests", "urllib3", "botocore"}
+)
 
 
 def is_passing(error: BaseException) -> bool:

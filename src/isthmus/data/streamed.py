@@ -200,6 +200,4 @@ class TextStream:
             )
         self._idle_epochs += 1
         self._epoch += 1
-        self._pieces = deal(
-            self._corpus.train.num_shards, self._seed, self._epoch, self._worker, self._num_workers
-        )
+        self._pieces = deal(self._corpus.train.num_shards, self._seed, self._epoch, self._worker, self._num_workers)
