@@ -248,15 +248,15 @@ def test_a_column_of_numbers_is_no_text(tmp_path):
 def test_too_little_text_is_refused(tmp_path):
     refused("has one row", str(write_jsonl(tmp_path / "one.jsonl", ["a text"])))
     refused("needs 9, the training data has 2", str(write_jsonl(tmp_path / "two.jsonl", ["a", "b"])))
+    corpus = HuggingFace(str(tmp_path / "two.jsonl"), streaming=True).open(LENGTH)
     with pytest.raises(UserError, match="needs 9, the validation data has 2"):
-        corpus = HuggingFace(str(tmp_path / "two.jsonl"), streaming=True).open(LENGTH)
         corpus.validation(2)
 
 
 class Hub(BaseHTTPRequestHandler):
     """Answers as the Hub does to whoever may not read."""
 
-    def do_GET(self):  # noqa: N802
+    def do_GET(self):
         gated = "gated" in self.path
         self.send_response(403 if gated else 404)
         self.send_header("X-Error-Code", "GatedRepo" if gated else "RepoNotFound")
