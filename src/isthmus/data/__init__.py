@@ -4,7 +4,7 @@ from isthmus.core.registry import Registry
 from isthmus.data.base import Corpus, DataSpec, Samples, Stream
 from isthmus.data.leased import LeasedStream, LeasesExhausted
 from isthmus.data.ledger import Ledger
-from isthmus.data.line import LineStream
+from isthmus.data.line import LineStream, open_stream
 from isthmus.data.text import Text
 
 DATA = Registry(
@@ -13,6 +13,7 @@ DATA = Registry(
         "text": "isthmus.data.text:Text",
         "images": "isthmus.data.images:Images",
         "speech": "isthmus.data.speech:Speech",
+        "huggingface": "isthmus.data.huggingface:HuggingFace",
     },
 )
 
@@ -27,4 +28,5 @@ __all__ = [
     "Samples",
     "Stream",
     "Text",
+    "open_stream",
 ]

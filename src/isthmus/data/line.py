@@ -7,7 +7,8 @@ from typing import Any, Self
 import numpy as np
 
 from isthmus.core.types import UserError
-from isthmus.data.base import Samples
+from isthmus.data.base import Corpus, Samples, Stream
+from isthmus.data.streamed import StreamedCorpus
 from isthmus.inner.step import Batch
 
 
@@ -51,3 +52,10 @@ class LineStream:
                 f"{self._samples.fingerprint}: restore the data, their seed and sample size, or start a new run"
             )
         self._position = state_dict["position"]
+
+
+def open_stream(corpus: Corpus, seed: int, batch_size: int, worker: int, num_workers: int) -> Stream:
+    """One worker's batches: of the corpus's own stream, where it can only be read in order, else of its line."""
+    if isinstance(corpus, StreamedCorpus):
+        return corpus.stream(seed, batch_size, worker, num_workers)
+    return LineStream(corpus.samples(seed), batch_size, worker, num_workers)

@@ -13,7 +13,7 @@ from isthmus.core.types import UserError
 from isthmus.data.shuffle import derive, permute
 from isthmus.inner.step import Batch
 
-Tokens = npt.NDArray[np.integer[Any]]  # [num_tokens]
+Tokens = npt.NDArray[np.integer[Any]]  # [num_tokens]; `packing.ArrowTokens` is read in the same way
 
 
 class TokenCorpus:

@@ -42,6 +42,12 @@ class HuggingFace:
                 raise UserError(f"model: {self.path!r} cannot be loaded: {_first_line(error)}") from error
         return CausalLM(network.train())
 
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the model knows; no attribute where its configuration does not say."""
+        size: int = self._config().get_text_config().vocab_size
+        return size
+
     def _config(self) -> Any:
         from transformers import AutoConfig
 

@@ -13,7 +13,7 @@ from torch.distributed import HashStore
 
 from isthmus.config import RunConfig, dump
 from isthmus.core import State, SyncReport, UserError
-from isthmus.data import Corpus, LineStream
+from isthmus.data import Corpus, open_stream
 from isthmus.inner.micro_batch import find_fastest
 from isthmus.inner.pipelined import PipelinedStep
 from isthmus.outer import OuterLoop, anchored
@@ -171,7 +171,7 @@ class Trainer:
 
     def _open_stream(self, corpus: Corpus) -> Any:
         train = self.config.train
-        return LineStream(corpus.samples(train.seed), self.config.inner.batch_size, self.worker, train.workers)
+        return open_stream(corpus, train.seed, self.config.inner.batch_size, self.worker, train.workers)
 
     def _stream_state(self) -> State:
         state: State = self.stream.state_dict()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from isthmus.config import RunConfig
 from isthmus.core import UserError
-from isthmus.data import LineStream
+from isthmus.data import open_stream
 from isthmus.train import assemble
 from isthmus.train.doctor.check import Check, Status
 from isthmus.train.folder import metrics_path
@@ -38,9 +38,9 @@ def data_fingerprint(config: RunConfig) -> str:
     """Of the samples and their order, which workers of an elastic run share."""
     try:
         corpus = assemble.open_data(config, assemble.build_model_spec(config))
+        return corpus.samples(config.train.seed).fingerprint
     except UserError:
         return "unreadable"  # the check of the data says why
-    return corpus.samples(config.train.seed).fingerprint
 
 
 def _look(name: str, look: Callable[[], _Finding]) -> Check:
@@ -78,7 +78,7 @@ def _disk(config: RunConfig) -> _Finding:
 
 def _data(config: RunConfig, worker: int) -> _Finding:
     corpus = assemble.open_data(config, assemble.build_model_spec(config))
-    next(LineStream(corpus.samples(config.train.seed), config.inner.batch_size, worker, config.train.workers))
+    next(open_stream(corpus, config.train.seed, config.inner.batch_size, worker, config.train.workers))
     batches = corpus.validation(config.inner.batch_size, config.train.eval_batches * config.inner.batch_size)
     return "ok", f"training batches can be read, and {len(batches)} batches to evaluate", ""
 

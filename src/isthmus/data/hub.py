@@ -1,0 +1,203 @@
+"""Data sets of the `datasets` library, on this machine or on the Hub, and what can be wrong with them in one line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from isthmus.core.types import UserError
+from isthmus.data.bad import BadSamples
+from isthmus.data.retry import first_line
+
+_BUILDERS = {
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".txt": "text",
+    ".tar": "webdataset",
+}
+_PACKED = frozenset({".gz", ".zst", ".xz", ".bz2", ".lz4"})
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where data are.
+
+    Attributes:
+        name: a folder, a file or pattern of files ("data/*.jsonl"), their address ("s3://..."), or a name on the Hub.
+        config: which of the data set's configurations.
+        split: which of its splits; on disk also a part of one ("train[:1%]").
+        streaming: read it as it comes instead of having all of it on disk.
+    """
+
+    name: str
+    config: str | None
+    split: str
+    streaming: bool = False
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """For `load_dataset`."""
+        path = Path(self.name).expanduser()
+        if self.is_folder:
+            return {"path": str(path), "name": self.config}
+        if not self.is_files:
+            return {"path": self.name, "name": self.config}
+        here = self.name if "://" in self.name else str(path)
+        return {"path": self._builder, "data_files": {self.whole_split: here}}
+
+    @property
+    def is_files(self) -> bool:
+        """Whether it names files: those that are not there, too."""
+        if self.is_folder:
+            return False
+        looks_so = self.name.startswith(("/", ".", "~")) or "*" in self.name or "://" in self.name
+        return looks_so or Path(self.name).is_file() or self._suffix in _BUILDERS
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder that is there."""
+        return Path(self.name).expanduser().is_dir()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is on this machine."""
+        return self.is_folder or (self.is_files and "://" not in self.name)
+
+    @property
+    def _builder(self) -> str:
+        if self._suffix not in _BUILDERS:
+            known = " ".join(_BUILDERS)
+            exists = "://" in self.name or Path(self.name).expanduser().exists()
+            wrong = f"files ending in {self._suffix!r} are of no known format" if exists else "does not exist"
+            raise UserError(f"data: {self.name!r} {wrong}; give a folder, files in {known}, or a name on the Hub")
+        return _BUILDERS[self._suffix]
+
+    @property
+    def _suffix(self) -> str:
+        suffixes = [suffix for suffix in Path(self.name).suffixes if suffix not in _PACKED]
+        return suffixes[-1] if suffixes else ""
+
+    @property
+    def whole_split(self) -> str:
+        """The split without the brackets that cut a part out of it."""
+        return re.split(r"[\[+]", self.split)[0]
+
+
+_WELL_KNOWN = {  # name: where it is, and its validation split
+    "c4": (Place("allenai/c4", "en", "train"), "validation"),
+    "imagenet-1k": (Place("ILSVRC/imagenet-1k", None, "train"), "validation"),
+    "librispeech": (Place("openslr/librispeech_asr", "clean", "train.100"), "validation"),
+}
+
+
+class Named(Protocol):
+    """What descriptions of such data have in common: the options that say where they are."""
+
+    name: str
+    config: str | None
+    split: str
+    validation_split: str | None
+
+
+def find_places(spec: Named, streaming: bool = False) -> tuple[Place, Place | None]:
+    """Where the training data are, and the validation data, where these have a split of their own."""
+    known, held_out = _WELL_KNOWN.get(spec.name, (Place(spec.name, None, spec.split), None))
+    config, held_out = spec.config or known.config, spec.validation_split or held_out
+    split = known.split if spec.split == "train" else spec.split
+    place = Place(known.name, config, split, streaming)
+    if held_out is None:
+        return place, None
+    held_out_place = Place(known.name, config, held_out, streaming)
+    if place.is_files and held_out_place.whole_split != place.whole_split:
+        raise UserError(f"data: {spec.name!r} is one split: leave validation_split out, or give a folder with both")
+    return place, held_out_place
+
+
+def load(place: Place, bad: BadSamples) -> Any:
+    """The `datasets.Dataset`, or `IterableDataset` where it streams.
+
+    Args:
+        place: of the data.
+        bad: where files here go that cannot be read and are left out; a streamed one does so when it is its turn.
+
+    Raises:
+        UserError: it is not there, not for everybody, or not readable.
+    """
+    datasets = import_datasets()
+    from pyarrow import ArrowInvalid
+
+    arguments = place.arguments | {"split": place.split, "streaming": place.streaming}
+    try:
+        return datasets.load_dataset(**arguments)
+    except (datasets.exceptions.DatasetGenerationError, ArrowInvalid) as error:
+        good = _readable_files(datasets, place, bad) if place.is_here else []
+        if not good:
+            raise UserError(_explain(place, error.__cause__ or error)) from error
+        return datasets.load_dataset(**arguments | {"data_files": {place.whole_split: good}})
+    except Exception as error:  # builders raise whatever their libraries raise
+        raise UserError(_explain(place, error)) from error
+
+
+def import_datasets() -> ModuleType:
+    """The library; it takes seconds to import."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(f"datasets is not installed: pip install 'isthmus[datasets]' ({error})") from error
+    return datasets
+
+
+def check_column(name: str, option: str, column: str, columns: list[str]) -> None:
+    """Refuse a column that is not there.
+
+    Args:
+        name: of the data.
+        option: that names the column.
+        column: the name.
+        columns: that there are.
+    """
+    if column not in columns:
+        raise UserError(
+            f"data: {name!r} has no column {column!r}, its columns are {', '.join(columns)}: set data.{option}"
+        )
+
+
+def _readable_files(datasets: ModuleType, place: Place, bad: BadSamples) -> list[str]:
+    """The files that can be read to their end; none where all can, so that something else is wrong."""
+    arguments = place.arguments
+    builder = datasets.load_dataset_builder(**arguments)
+    files = [str(file) for file in builder.config.data_files[place.whole_split]]
+    good = []
+    for file in files:
+        split = {place.whole_split: [file]}
+        try:
+            for _ in datasets.load_dataset(
+                **arguments | {"data_files": split}, split=place.whole_split, streaming=True
+            ):
+                pass
+            good.append(file)
+        except Exception as error:  # readers raise whatever their libraries raise
+            bad.add(file, error)
+    return good if len(good) < len(files) else []
+
+
+def _explain(place: Place, error: BaseException) -> str:
+    reason = first_line(error).rstrip(".")
+    if place.is_here:
+        return f"data: {place.name!r} cannot be loaded ({reason}); give a folder or files that hold {place.split!r}"
+    if "gated" in reason:
+        return f"data: {reason}; then log in with 'hf auth login', or set HF_TOKEN"
+    if isinstance(error, ConnectionError):
+        return (
+            f"data: {place.name!r} is not on this machine, and the Hub cannot be reached ({reason}); "
+            "check the network, or give a folder or files"
+        )
+    return f"data: {place.name!r} cannot be loaded ({reason}); check data.name, data.config and data.split"

@@ -1,0 +1,92 @@
+"""From text to tokens: its bytes, or what a tokenizer of transformers makes of it."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from isthmus.core.types import UserError
+from isthmus.data.retry import first_line
+
+OneText = npt.NDArray[np.integer[Any]]  # [num_tokens]
+
+
+class Tokenizer(Protocol):
+    """Text to numbers below `vocab_size`."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The smallest unsigned integers that hold all tokens."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Differs where a text has other tokens."""
+        ...
+
+    def encode(self, texts: list[str]) -> list[OneText]:
+        """The tokens of each text, its end marked."""
+        ...
+
+
+class Bytes:
+    """The UTF-8 bytes of a text, a zero after them."""
+
+    vocab_size = 256
+    dtype = np.dtype(np.uint8)
+    fingerprint = "bytes"
+
+    def encode(self, texts: list[str]) -> list[OneText]:
+        """See `Tokenizer`."""
+        return [np.frombuffer(text.encode("utf-8", "replace") + b"\0", self.dtype) for text in texts]
+
+
+class Pretrained:
+    """A tokenizer of transformers. A text ends with its end-of-sequence token, where it has one.
+
+    Never runs code from the folder or the Hub.
+
+    Args:
+        name: a folder, or a name on the Hub.
+    """
+
+    def __init__(self, name: str) -> None:
+        from transformers import AutoTokenizer  # takes seconds to import
+
+        try:
+            tokenizer: Any = AutoTokenizer.from_pretrained(name)
+        except Exception as error:  # broken files raise whatever their parser raises
+            raise UserError(
+                f"data.tokenizer: {name!r} cannot be loaded ({first_line(error)}): "
+                "give a folder with a tokenizer, its name on the Hub, or bytes"
+            ) from error
+        self._tokenizer = tokenizer
+        self._end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        vocabulary = tokenizer.get_vocab()
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1  # some leave numbers out
+        if self.vocab_size == 0:
+            raise UserError(f"data.tokenizer: {name!r} has no vocabulary; give a folder with a tokenizer, or bytes")
+        self.dtype = np.min_scalar_type(self.vocab_size - 1)
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        rules = backend.to_str() if backend is not None else f"{name} {sorted(vocabulary.items())}"
+        self.fingerprint = hashlib.sha256(f"{self._end} {rules}".encode()).hexdigest()[:16]
+
+    def encode(self, texts: list[str]) -> list[OneText]:
+        """See `Tokenizer`."""
+        if not texts:
+            return []
+        encoded = self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        return [np.array([*tokens, *self._end], self.dtype) for tokens in encoded["input_ids"]]
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """By a folder, a name on the Hub, or "bytes"."""
+    return Bytes() if name == "bytes" else Pretrained(name)

@@ -1,0 +1,324 @@
+"""Data sets of the `datasets` library: real files, written here, through the real `load_dataset`."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import GPTNeoConfig, PreTrainedTokenizerFast
+
+from isthmus.core import UserError
+from isthmus.data import DATA, LeasedStream, Ledger, LineStream
+from isthmus.data.huggingface import HuggingFace
+from isthmus.models import MODELS
+from isthmus.models.huggingface import HuggingFace as HuggingFaceModel
+from isthmus.recipes import load_config
+from isthmus.spec import build
+from isthmus.train.assemble import open_data
+
+LENGTH = 8  # tokens a sample
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path, monkeypatch):
+    """Nothing is asked of the Hub, nothing is left in the user's cache."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+
+
+def documents(first: int, last: int) -> list[str]:
+    """Document i says nothing but its number, again and again, in a length of its own."""
+    return [f"{i:07d}|" * (1 + i % 5) for i in range(first, last)]
+
+
+def write_jsonl(path, texts, **more):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": text, **more}) + "\n" for text in texts))
+    return path
+
+
+def write_parquet(path, texts):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"number": list(range(len(texts))), "text": texts}), path, row_group_size=16)
+    return path
+
+
+@pytest.fixture(params=["jsonl", "parquet"])
+def corpus_folder(tmp_path, request):
+    """300 documents in four files."""
+    write = write_jsonl if request.param == "jsonl" else write_parquet
+    for k in range(4):
+        write(tmp_path / "corpus" / f"part-{k}.{request.param}", documents(75 * k, 75 * k + 75))
+    return tmp_path / "corpus"
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory):
+    """Byte-level BPE with an end-of-text token, as people publish it."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<end>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog, the dog sleeps"] * 9, trainer)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
+    return folder
+
+
+def text_of(tokens) -> bytes:
+    return bytes(np.asarray(tokens).astype(np.uint8).tobytes())
+
+
+def windows(batches) -> list[bytes]:
+    return [text_of(row) for batch in batches for row in batch["tokens"]]
+
+
+# on disk
+
+
+def all_tokens(tokens) -> np.ndarray:
+    return tokens[np.arange(len(tokens))]
+
+
+def test_every_document_is_packed_once_on_one_side(corpus_folder):
+    corpus = HuggingFace(str(corpus_folder)).open(LENGTH)
+    train, held_out = (text_of(all_tokens(side)).split(b"\0")[:-1] for side in (corpus.train, corpus.held_out))
+    assert len(held_out) == 15
+    assert Counter(train + held_out) == Counter(text.encode() for text in documents(0, 300))
+    numbers = [int(text[:7]) for text in train]
+    assert numbers == sorted(numbers), "packed in the order of the rows"
+
+
+def test_the_split_is_the_same_everywhere_and_named_ones_are_taken_whole(tmp_path):
+    for split, first, last in (("train", 0, 50), ("validation", 50, 60)):
+        write_jsonl(tmp_path / "both" / f"{split}.jsonl", documents(first, last))
+    whole = HuggingFace(str(tmp_path / "both"), validation_split="validation").open(LENGTH)
+    assert text_of(all_tokens(whole.train)) == b"".join(text.encode() + b"\0" for text in documents(0, 50))
+    assert text_of(all_tokens(whole.held_out)) == b"".join(text.encode() + b"\0" for text in documents(50, 60))
+    file = write_jsonl(tmp_path / "one.jsonl", documents(0, 50))
+    copied = write_parquet(tmp_path / "elsewhere" / "other.parquet", documents(0, 50))
+    sides = [text_of(all_tokens(HuggingFace(str(path)).open(LENGTH).held_out)) for path in (file, copied)]
+    assert sides[0] == sides[1]
+
+
+def test_a_part_of_a_split_can_be_chosen(tmp_path):
+    file = write_jsonl(tmp_path / "one.jsonl", documents(0, 50))
+    corpus = HuggingFace(str(file), split="train[:20]", validation_split="train[20:30]").open(LENGTH)
+    assert text_of(all_tokens(corpus.train)).count(b"\0") == 20
+    assert text_of(all_tokens(corpus.held_out)) == b"".join(text.encode() + b"\0" for text in documents(20, 30))
+
+
+def test_text_is_tokenised_once(corpus_folder, tokenizer_folder, monkeypatch):
+    spec = HuggingFace(str(corpus_folder), tokenizer=str(tokenizer_folder))
+    first = spec.open(LENGTH)
+    monkeypatch.setattr("isthmus.data.tokenizer.Pretrained.encode", lambda *_: pytest.fail("tokenised again"))
+    again = spec.open(2 * LENGTH)
+    assert np.array_equal(all_tokens(again.train), all_tokens(first.train))
+
+
+def test_tokens_are_mapped_not_read(corpus_folder):
+    corpus = HuggingFace(str(corpus_folder)).open(LENGTH)
+    assert corpus.train.dtype == np.uint8
+    assert all(not chunk.flags.owndata for chunk in corpus.train._chunks)
+
+
+def test_a_tokenizer_of_transformers(tmp_path, tokenizer_folder):
+    texts = ["the dog", "jumps over the fox", "æ"] * 20
+    file = write_jsonl(tmp_path / "text.jsonl", texts)
+    corpus = HuggingFace(str(file), tokenizer=str(tokenizer_folder)).open(4)
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    assert corpus.sizes == {"vocab_size": tokenizer.get_vocab_size()}
+    assert corpus.train.dtype == np.uint16
+    both = [*all_tokens(corpus.train).tolist(), *all_tokens(corpus.held_out).tolist()]
+    expected = Counter(tuple(tokenizer.encode(text).ids) for text in texts)
+    read, document = Counter(), []
+    for token in both:
+        if token == tokenizer.token_to_id("<end>"):
+            read[tuple(document)] += 1
+            document = []
+        else:
+            document.append(token)
+    assert read == expected
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_workers_read_disjoint_windows_and_together_all(corpus_folder, num_workers):
+    samples = HuggingFace(str(corpus_folder)).open(LENGTH).samples(seed=1)
+    num_steps = samples.num_samples // (5 * num_workers)
+    streams = [LineStream(samples, 5, worker, num_workers) for worker in range(num_workers)]
+    read = [window for stream in streams for window in windows(next(stream) for _ in range(num_steps))]
+    assert sorted(read) == sorted(windows([samples.read(np.arange(num_steps * 5 * num_workers))]))
+
+
+def test_the_ledger_leases_it_and_resumes_in_the_middle(corpus_folder):
+    samples = HuggingFace(str(corpus_folder)).open(LENGTH).samples(seed=1)
+    ledger = Ledger(samples.fingerprint, shard_size=4)
+    stream = LeasedStream(samples, "a", 3)
+    ledger = ledger.commit({"a": stream.claim(8)}, [])
+    stream.rebase(ledger)
+    next(stream)
+    state = copy.deepcopy(stream.state_dict())
+    expected = windows([next(stream), next(stream)])
+    again = LeasedStream(HuggingFace(str(corpus_folder)).open(LENGTH).samples(seed=1), "a", 3)
+    again.load_state_dict(state)
+    assert windows([next(again), next(again)]) == expected
+
+
+def test_rows_without_text_are_named_and_passed_over_up_to_a_limit(tmp_path, capsys):
+    texts = documents(0, 40)
+    texts[7] = texts[21] = None
+    file = write_jsonl(tmp_path / "text.jsonl", texts)
+    corpus = HuggingFace(str(file), max_bad_samples=2).open(LENGTH)
+    assert sum(text_of(all_tokens(side)).count(b"\0") for side in (corpus.train, corpus.held_out)) == 38
+    assert "row 7" in capsys.readouterr().err
+    again = write_jsonl(tmp_path / "again.jsonl", texts)  # the cache does not know it
+    refused("its text is NoneType, not text.*raise max_bad_samples", str(again), max_bad_samples=1)
+
+
+def test_a_file_that_cannot_be_read_is_named_and_left_out(corpus_folder, capsys):
+    bad = sorted(corpus_folder.iterdir())[2]
+    bad.write_bytes(b'{"text": "cut of' if bad.suffix == ".jsonl" else b"PAR1 and then nothing")
+    corpus = HuggingFace(str(corpus_folder)).open(LENGTH)
+    assert sum(text_of(all_tokens(side)).count(b"\0") for side in (corpus.train, corpus.held_out)) == 225
+    assert f"{bad}" in capsys.readouterr().err
+    refused(f"{bad.name}.*raise max_bad_samples", str(corpus_folder), max_bad_samples=0)
+
+
+# bad input
+
+
+def refused(match: str, name: str, **options) -> None:
+    with pytest.raises(UserError, match=match) as error:
+        HuggingFace(name, **options).open(LENGTH)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_bad_input_is_one_line(tmp_path, streaming):
+    file = str(write_jsonl(tmp_path / "text.jsonl", documents(0, 40), label=3))
+    options = {"streaming": streaming}
+    refused(
+        "has no column 'txt', its columns are text, label: set data.text_column", file, text_column="txt", **options
+    )
+    refused("'nowhere.jsonl' cannot be loaded", "nowhere.jsonl", **options)
+    refused("'./nowhere' does not exist", "./nowhere", **options)
+    refused("files ending in '.bin' are of no known format", str(bytes_file(tmp_path)), **options)
+    refused(r"cannot be loaded .* hold 'train\['", file, split="train[", **options)
+    refused("is one split: leave validation_split out", file, validation_split="test", **options)
+    refused("the Hub cannot be reached", "nobody/nothing", **options)
+    refused("data.tokenizer: .* cannot be loaded", file, tokenizer="nobody/nothing", **options)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused("cannot be loaded", str(empty), **options)
+    (tmp_path / "void.jsonl").touch()
+    refused("cannot be loaded|has no rows", str(tmp_path / "void.jsonl"), **options)
+    with pytest.raises(UserError, match="validation_fraction is 1"):
+        HuggingFace(file, validation_fraction=1)
+    with pytest.raises(UserError, match="max_bad_samples is -1"):
+        HuggingFace(file, max_bad_samples=-1)
+
+
+def bytes_file(folder):
+    path = folder / "text.bin"
+    path.write_bytes(b"\0")
+    return path
+
+
+def test_a_column_of_numbers_is_no_text(tmp_path):
+    file = str(write_jsonl(tmp_path / "text.jsonl", documents(0, 40), label=3))
+    refused("holds int64, not text", file, text_column="label")
+    with pytest.raises(UserError, match="its label is int, not text.*raise max_bad_samples"):
+        HuggingFace(file, text_column="label", streaming=True).open(LENGTH).validation(2)
+
+
+def test_too_little_text_is_refused(tmp_path):
+    refused("has one row", str(write_jsonl(tmp_path / "one.jsonl", ["a text"])))
+    refused("needs 9, the training data has 2", str(write_jsonl(tmp_path / "two.jsonl", ["a", "b"])))
+    corpus = HuggingFace(str(tmp_path / "two.jsonl"), streaming=True).open(LENGTH)
+    with pytest.raises(UserError, match="needs 9, the validation data has 2"):
+        corpus.validation(2)
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the Hub does to whoever may not read."""
+
+    def do_GET(self):
+        gated = "gated" in self.path
+        self.send_response(403 if gated else 404)
+        self.send_header("X-Error-Code", "GatedRepo" if gated else "RepoNotFound")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_POST = do_GET  # noqa: N815
+
+    def log_message(self, *args):
+        pass
+
+
+OPEN_THEM = """
+import sys
+from isthmus.core import UserError
+from isthmus.data.huggingface import HuggingFace
+for name in sys.argv[1:]:
+    try:
+        HuggingFace(name).open(8)
+    except UserError as error:
+        print(error)
+"""
+
+
+def said_of(endpoint: str, folder, *names: str) -> list[str]:
+    """What a process says that asks a hub for data."""
+    environment = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
+    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder), "HF_HUB_OFFLINE": "0"}
+    command = [sys.executable, "-c", OPEN_THEM, *names]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=True)
+    return done.stdout.splitlines()
+
+
+def test_a_hub_that_refuses(tmp_path):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    missing, gated = said_of(endpoint, tmp_path, "nobody/nothing", "somebody/gated")
+    assert "'nobody/nothing' cannot be loaded" in missing
+    assert "doesn't exist on the Hub" in missing
+    assert "'somebody/gated' is a gated dataset" in gated
+    assert "log in with 'hf auth login', or set HF_TOKEN" in gated
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_vocabulary_too_small_for_the_tokenizer_is_refused(tmp_path, tokenizer_folder):
+    file = str(write_jsonl(tmp_path / "text.jsonl", documents(0, 40)))
+    spec = {"type": "huggingface", "name": file, "tokenizer": str(tokenizer_folder)}
+    config = tmp_path / "run.yaml"
+    config.write_text(yaml.safe_dump({"model": {"type": "gpt_neo", "sequence_length": 8}, "data": spec}))
+    run = load_config(config)
+    with pytest.raises(UserError, match=r"model.vocab_size is 256, the data has \d+: raise it"):
+        open_data(run, build(MODELS, run.model))
+
+
+def test_the_vocabulary_of_a_model_of_transformers_is_known(tmp_path):
+    GPTNeoConfig(
+        vocab_size=99, hidden_size=8, num_layers=2, attention_types=[[["global", "local"], 1]]
+    ).save_pretrained(tmp_path)
+    assert HuggingFaceModel(str(tmp_path)).vocab_size == 99
+
+
+def test_the_registered_name():
+    assert DATA.get("huggingface") is HuggingFace
