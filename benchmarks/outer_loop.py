@@ -42,7 +42,7 @@ class Training:
         recipe: Recipe = RECIPES.get(name)(Plan(num_workers=4, steps=STEPS, local_steps=H))
         self.model, self.live = subject.build_model(), LiveBytes()
         self.live.add(self.model.parameters())
-        self.inner_step = build_inner_step(load_config(overrides=settings), self.model, self.model, None, None)
+        self.inner_step = build_inner_step(load_config(overrides=settings), self.model)
         self.loop: OuterLoop | None = None
         if with_outer_loop and recipe.schedule:
             transport = Local(LocalWorld(1), 0)

@@ -70,7 +70,7 @@ class Ours(Nothing):
         """Meet the others."""
         self.method = build_method(self.config, self.module)
         if isinstance(self.method, DataParallel):
-            self.module = self.method.module
+            self.module = self.method.wrap(self.module)
 
     def step(self) -> None:
         """See `Nothing`."""

@@ -58,7 +58,7 @@ class Run:
     def ceiling(self, name: str) -> float:
         """Seconds of an inner step while nobody communicates."""
         model = copy.deepcopy(self.model)
-        step = assemble.build_inner_step(self.config, model, model, None, None)
+        step = assemble.build_inner_step(self.config, model)
         batch = next(copy.deepcopy(self.stream))
         step(batch)
         self._meet(name)
@@ -71,7 +71,7 @@ class Run:
 
     def train(self) -> list[dict[str, Any]]:
         """The run; a mark after every so many steps, with the values to evaluate."""
-        step = assemble.build_inner_step(self.config, self.model, self.contender.module, None, None)
+        step = assemble.build_inner_step(self.config, self.model, wrap=lambda _: self.contender.module)
         self.contender.begin(step.optimizer)
         self._meet("train")
         begin, sent = time.perf_counter(), int(_SENT.read_text())

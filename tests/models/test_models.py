@@ -18,7 +18,7 @@ from isthmus.models.huggingface import HuggingFace
 from isthmus.models.resnet import ResNet
 
 SMALL = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "vocab_size": 32, "sequence_length": 8}
-OF_OTHER_KINDS = {"wav2vec2", "wav2vec2_ctc"}  # tested beside
+OF_OTHER_KINDS = {"biggan", "wav2vec2", "wav2vec2_ctc"}  # tested beside
 
 
 class Bigram(nn.Module):

@@ -54,13 +54,17 @@ def test_ddp_evaluates_the_model(two_workers: Path):
 def test_alone_there_is_nothing_to_wrap_or_send():
     model = torch.nn.Linear(2, 2)
     method = DataParallel(model, Local(LocalWorld(1), 0), sync_budget_seconds=1)
-    assert method.module is model
+    assert method.wrap(model) is model
     assert method.step() == []
 
 
 def test_seconds_are_hidden_until_the_last_bucket_is_full():
     method = DataParallel(torch.nn.Linear(2, 2), Local(LocalWorld(1), 0), sync_budget_seconds=1)
-    method._spans = [(1.0, 3.0), (2.0, 4.0), (6.0, 6.5)]  # two overlap; the third begins when backward ends
+    method._spans = [
+        (1.0, 3.0, False),
+        (2.0, 4.0, False),
+        (6.0, 6.5, True),
+    ]  # two overlap; the third begins when backward ends
     (report,) = method.step()
     assert report.seconds == pytest.approx(3.5)  # the union
     assert report.hidden_seconds == pytest.approx(3.0)

@@ -1,6 +1,7 @@
 """An ordinary training step, as it would be on one machine."""
 
 from isthmus.core.registry import Registry
+from isthmus.inner.adversarial import Adversarial, AdversarialStep
 from isthmus.inner.lr_schedule import WSD, Constant, Cosine, LRSchedule
 from isthmus.inner.optimizers import AdamW, MuonAdamW
 from isthmus.inner.step import Batch, InnerStep, Metrics
@@ -11,6 +12,7 @@ INNER_OPTIMIZERS = Registry(
     {
         "adamw": "isthmus.inner.optimizers:AdamW",
         "muon": "isthmus.inner.optimizers:MuonAdamW",
+        "adversarial": "isthmus.inner.adversarial:Adversarial",
     },
 )
 
@@ -28,6 +30,8 @@ __all__ = [
     "LR_SCHEDULES",
     "WSD",
     "AdamW",
+    "Adversarial",
+    "AdversarialStep",
     "Batch",
     "Constant",
     "Cosine",

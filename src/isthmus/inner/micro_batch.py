@@ -8,13 +8,14 @@ import torch
 
 from isthmus.core.streams import drain
 from isthmus.core.types import UserError
+from isthmus.inner.adversarial import AdversarialStep
 from isthmus.inner.step import Batch
 from isthmus.inner.supervised import SupervisedStep
 
 _NUM_TRIALS = 3  # of every size; the first of them warms up, the fastest counts
 
 
-def find_fastest(step: SupervisedStep, batch: Batch) -> int:
+def find_fastest(step: SupervisedStep | AdversarialStep, batch: Batch) -> int:
     """The number of samples at once with which `step` goes through batches fastest, of those that fit into memory.
 
     Tries powers of two and the whole batch: the largest that fits need not be the fastest. Costs a few steps' time.
@@ -60,7 +61,7 @@ def measure_rates(step: SupervisedStep, batch: Batch) -> dict[int, float]:
     return rates
 
 
-def _time(step: SupervisedStep, part: Batch) -> float:
+def _time(step: SupervisedStep | AdversarialStep, part: Batch) -> float:
     """Seconds of one forward and backward pass."""
     drain()
     start = time.perf_counter()

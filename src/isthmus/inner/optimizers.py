@@ -123,7 +123,8 @@ def _by_mesh(params: list[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
 
 
 def _embeddings(model: nn.Module) -> set[torch.Tensor]:
-    return {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    return {param for table in tables for param in table.parameters()}  # not their `weight`, which may be computed
 
 
 def _check(lr: float, weight_decay: float, betas: tuple[float, ...]) -> None:

@@ -105,16 +105,19 @@ class SupervisedStep:
 
     def state_dict(self) -> dict[str, Any]:
         """Optimizer, loss scale and counters; tensors are live, not copies."""
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self._scaler.state_dict(),
-            "progress": self.progress,
-            "skipped_steps": self.skipped_steps,
-        }
+        return {"optimizer": self.optimizer.state_dict(), **self.counters()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Become what `state_dict` describes; peak learning rates stay those of this object's optimizer."""
         self.optimizer.load_state_dict(state_dict["optimizer"])
+        self.load_counters(state_dict)
+
+    def counters(self) -> dict[str, Any]:
+        """Loss scale and counters: all but the optimizer."""
+        return {"scaler": self._scaler.state_dict(), "progress": self.progress, "skipped_steps": self.skipped_steps}
+
+    def load_counters(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of `counters`."""
         if state_dict["scaler"]:
             self._scaler.load_state_dict(state_dict["scaler"])
         self.progress = state_dict["progress"]

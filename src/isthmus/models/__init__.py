@@ -11,6 +11,7 @@ MODELS = Registry(
         "gpt_neo": "isthmus.models.gpt_neo:GPTNeo",
         "wav2vec2": "isthmus.models.wav2vec2:Wav2Vec2",
         "wav2vec2_ctc": "isthmus.models.wav2vec2_ctc:Wav2Vec2CTC",
+        "biggan": "isthmus.models.biggan:BigGAN",
         "huggingface": "isthmus.models.huggingface:HuggingFace",
         "resnet": "isthmus.models.resnet:ResNet",
         "module": "isthmus.models.base:Module",

@@ -44,6 +44,10 @@ class Rounds:
         """See `SyncSchedule.warm`."""
         return self.schedule.warm(step - self._offset)
 
+    def num_steps(self, step: int) -> int:
+        """Of the round that is finished at `step`."""
+        return self.planned.warm_start_every if self.warm(step) else self.schedule.local_steps
+
     def adapt(self, step: int) -> None:
         """Where a round begins after `step`: it is as long as the effort is large."""
         local_steps = max(1, round(self.planned.local_steps * self.effort))

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from isthmus.compress import COMPRESSORS
 from isthmus.config import OUTER_OPTIMIZERS, RunConfig, TrackConfig, dump, flat
 from isthmus.core import SPLITS, State, UserError
 from isthmus.data import DATA, Corpus
-from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES, SupervisedStep
+from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES, Adversarial, AdversarialStep, SupervisedStep
+from isthmus.inner.adversarial import is_adversarial
 from isthmus.inner.pipelined import PipelinedStep
 from isthmus.models import MODELS, ModelSpec
 from isthmus.models.stages import cut
@@ -117,20 +119,42 @@ def build_outer_loop(config: RunConfig, model: nn.Module, transport: Transport) 
 
 
 def build_inner_step(
-    config: RunConfig, model: nn.Module, module: nn.Module, device_mesh: DeviceMesh | None, stages: Stages | None
-) -> SupervisedStep:
-    """The inner step of `module`, which is `model` or a wrapper around it, or of the stages `model` is cut into."""
+    config: RunConfig,
+    model: nn.Module,
+    device_mesh: DeviceMesh | None = None,
+    stages: Stages | None = None,
+    wrap: Callable[[nn.Module], nn.Module] = lambda module: module,
+) -> SupervisedStep | AdversarialStep:
+    """The inner step of `model`, or of the stages it is cut into.
+
+    Args:
+        config: of the run.
+        model: all parameters of this rank.
+        device_mesh: of a worker of several ranks.
+        stages: of a pipeline.
+        wrap: puts what averages gradients between workers around what has a loss.
+    """
     inner = config.inner
-    optimizer = build(INNER_OPTIMIZERS, inner.optimizer).build(model)
+    spec = build(INNER_OPTIMIZERS, inner.optimizer)
+    optimizer = spec.build(model)
     lr_schedule = build(LR_SCHEDULES, inner.lr_schedule).over(config.train.steps)
     options: dict[str, Any] = {
         "micro_batch_size": None if inner.micro_batch_size == "auto" else inner.micro_batch_size,
         "clip_norm": inner.clip_norm,
         "precision": inner.precision,
     }
+    if isinstance(spec, Adversarial):
+        if inner.compile or device_mesh is not None:
+            raise UserError("inner.optimizer: adversarial steps are not compiled, and their workers have one rank each")
+        return AdversarialStep(
+            model, optimizer, lr_schedule, discriminator_steps=spec.discriminator_steps, wrap=wrap, **options
+        )
+    if is_adversarial(model):
+        kind = inner.optimizer["type"]
+        raise UserError(f"inner.optimizer: {kind} trains one network, the model has two: use {{type: adversarial}}")
     if stages is not None and device_mesh is not None:
         return PipelinedStep(model, stages, device_mesh, optimizer, lr_schedule, **options)
-    return SupervisedStep(module, optimizer, lr_schedule, **options, compile=inner.compile, mesh=device_mesh)
+    return SupervisedStep(wrap(model), optimizer, lr_schedule, **options, compile=inner.compile, mesh=device_mesh)
 
 
 def shared_keys(config: RunConfig) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from isthmus.transport.peers import ring_bytes
 
 
 class DataParallel:
-    """Averages gradients in every backward pass of `module`; driven like an `OuterLoop` that syncs at every step.
+    """Averages gradients in every backward pass of what it wraps; driven like an `OuterLoop` that syncs at every step.
 
     The model itself takes the anchor's part. Buffers stay each worker's own, as with an outer loop. A worker alone
     trains the bare model.
@@ -33,29 +33,35 @@ class DataParallel:
     replicated = True
 
     def __init__(self, model: nn.Module, transport: Transport, sync_budget_seconds: float) -> None:
-        self.transport, self.module, self._model = transport, model, model
-        self._spans: list[tuple[float, float]] = []  # begin and end of the all-reduce of every bucket, in order
+        self.transport, self._model = transport, model
+        self._spans: list[tuple[float, float, bool]] = []  # of every bucket, in order: begin, end, whether a pass' last
         self._payload_bytes = 0
         self._steps = 0
         self._group: dist.ProcessGroup | None = None
         transport.join(self)
         if transport.num_workers > 1:
             self._group = dist.new_group(timeout=timedelta(seconds=sync_budget_seconds))
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # newer torch has another word for it, older has not
-                self.module = DistributedDataParallel(model, process_group=self._group, broadcast_buffers=False)
-            self.module.register_comm_hook(None, self._all_reduce)
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """The model, or one of its networks with a loss, whose backward passes average; alike on all workers."""
+        if self._group is None:
+            return module
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # newer torch has another word for it, older has not
+            wrapped = DistributedDataParallel(module, process_group=self._group, broadcast_buffers=False)
+        wrapped.register_comm_hook(None, self._all_reduce)
+        return wrapped
 
     def step(self) -> list[SyncReport]:
         """What the last backward pass sent; to be called after every inner step."""
         self._steps += 1
         if not self._spans:
             return []
-        busy, until = 0.0, 0.0
-        for begin, end in self._spans:
+        busy, exposed, until = 0.0, 0.0, 0.0
+        for begin, end, last in self._spans:
             busy += max(0.0, end - max(begin, until))
             until = max(until, end)
-        exposed = until - self._spans[-1][0]  # the last bucket is full when the backward pass is over
+            exposed += (until - begin) if last else 0.0  # the last bucket is full when the backward pass is over
         num_peers = self.transport.num_workers
         sent = ring_bytes(self._payload_bytes, num_peers)
         self._spans, self._payload_bytes = [], 0
@@ -92,11 +98,11 @@ class DataParallel:
         """DDP's own averaging, with a clock: divide, then sum."""
         buffer = bucket.buffer().div_(self.transport.num_workers)
         self._payload_bytes += buffer.numel() * buffer.element_size()
-        begin = time.monotonic()
+        begin, last = time.monotonic(), bucket.is_last()
         work = dist.all_reduce(buffer, group=self._group, async_op=True)
 
         def note_end(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-            self._spans.append((begin, time.monotonic()))
+            self._spans.append((begin, time.monotonic(), last))
             return future.value()[0]
 
         return work.get_future().then(note_end)

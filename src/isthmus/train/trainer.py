@@ -56,8 +56,8 @@ class Trainer:
         self.evaluation: dict[str, float] | None = None
         self.method: OuterLoop | DataParallel = self._build_method()
         self.clock = self.method.transport.now
-        module = self.method.module if isinstance(self.method, DataParallel) else self.model
-        self.inner_step = assemble.build_inner_step(config, self.model, module, place.device_mesh, stages)
+        options = {"wrap": self.method.wrap} if isinstance(self.method, DataParallel) else {}
+        self.inner_step = assemble.build_inner_step(config, self.model, place.device_mesh, stages, **options)
         self._metrics_bytes = 0
         self._saved_step = -1
         self._not_saved: NotSaved | None = None  # the last checkpoint could not be written
@@ -208,7 +208,7 @@ class Trainer:
         method, schedule = self.method, self.config.outer.schedule
         if isinstance(method, OuterLoop):
             for _ in [each for each in reports if each.committed and each.fragment == method.fragments[-1].name]:
-                self._follow(method.rounds.schedule.local_steps)
+                self._follow(method.rounds.num_steps(self.position))
         if reports:
             sent_at = self.position - (schedule.overlap_steps if schedule else 0)
             self.checkpoints.prune(self.config.train.keep_checkpoints, last_common=sent_at - 1, unsaved=self._unsaved)

@@ -1,0 +1,190 @@
+"""The adversarial training step: two networks, each with a loss and an optimizer of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from isthmus.core.types import UserError
+from isthmus.inner.optimizers import AdamW, Combined
+from isthmus.inner.step import Batch, Metrics
+from isthmus.inner.supervised import Precision, SupervisedStep
+
+
+class InnerOptimizer(Protocol):
+    """A description of an optimizer, such as `AdamW`."""
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of all trainable parameters."""
+        ...
+
+
+@dataclass(frozen=True)
+class Adversarial:
+    """An optimizer for each of two networks that train each other.
+
+    The defaults are Adam (AdamW without decay) with BigGAN's betas and learning rates for 128 pixels (arXiv 1809.11096,
+    appendix C).
+    """
+
+    generator: InnerOptimizer = AdamW(5e-5, (0.0, 0.999), weight_decay=0.0)  # noqa: RUF009 (a frozen value)
+    discriminator: InnerOptimizer = AdamW(2e-4, (0.0, 0.999), weight_decay=0.0)  # noqa: RUF009 (a frozen value)
+    discriminator_steps: int = 2  # for each step of the generator
+
+    def __post_init__(self) -> None:
+        if self.discriminator_steps < 1:
+            raise UserError(f"inner optimizer: discriminator_steps is {self.discriminator_steps}; choose at least 1")
+
+    def build(self, model: nn.Module) -> Combined:
+        """The optimizers of the model's `discriminator` and `generator`, in this order, as one."""
+        if not is_adversarial(model):
+            raise UserError("inner optimizer: adversarial is for two networks (biggan), this model is one: use adamw")
+        return Combined(self.discriminator.build(model.discriminator), self.generator.build(model.generator))
+
+
+def is_adversarial(model: nn.Module) -> bool:
+    """Whether a model consists of a `generator` and a `discriminator`, and has a loss (`..._loss(batch)`) for each."""
+    return hasattr(model, "generator_loss") and hasattr(model, "discriminator_loss")
+
+
+class Side(nn.Module):
+    """One of two networks with its loss: what is trained at a time.
+
+    Args:
+        network: whose parameters these are.
+        loss: maps a batch to the network's mean loss, in which other parameters are constants.
+    """
+
+    def __init__(self, network: nn.Module, loss: Callable[[Batch], torch.Tensor]) -> None:
+        super().__init__()
+        self.network, self._loss = network, loss
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """The network's mean loss."""
+        return self._loss(batch)
+
+
+class AdversarialStep:
+    """Trains a discriminator and a generator on one batch a call: a few steps of the one, then one of the other.
+
+    A batch is shared out among the discriminator's steps; the generator's takes the last share. Each network has a
+    `SupervisedStep` of its own, by which it clips, accumulates, rounds, and skips what is not finite.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Combined,
+        lr_schedule: Callable[[int], float] = lambda step: 1.0,
+        *,
+        discriminator_steps: int = 2,
+        wrap: Callable[[nn.Module], nn.Module] = lambda module: module,
+        micro_batch_size: int | None = None,
+        clip_norm: float | None = 1.0,
+        precision: Precision = "float32",
+    ) -> None:
+        """Wrap both networks and their optimizers.
+
+        Args:
+            model: see `is_adversarial`.
+            optimizer: as `Adversarial.build` makes it; holds the peak learning rates.
+            lr_schedule: factor of the learning rates at a step of the whole run.
+            discriminator_steps: for each step of the generator.
+            wrap: puts what averages gradients between workers around a network with its loss.
+            micro_batch_size: samples per forward pass; None takes a share whole.
+            clip_norm: largest Euclidean norm of one network's gradient; None does not clip.
+            precision: of the forward pass (autocast); weights, gradients and optimizers stay as they are.
+        """
+        self.model, self.optimizer, self.discriminator_steps = model, optimizer, discriminator_steps
+        self.progress = 0  # step of the whole run that comes next
+        self.discriminator, self.generator = (
+            SupervisedStep(
+                wrap(Side(network, loss)),
+                part,
+                lr_schedule,
+                micro_batch_size=micro_batch_size,
+                clip_norm=clip_norm,
+                precision=precision,
+            )
+            for (network, loss), part in zip(_sides(model), optimizer.parts, strict=True)
+        )
+
+    @property
+    def micro_batch_size(self) -> int | None:
+        """Samples per forward pass; None: a share whole."""
+        return self.generator.micro_batch_size
+
+    @micro_batch_size.setter
+    def micro_batch_size(self, size: int | None) -> None:
+        self.discriminator.micro_batch_size = self.generator.micro_batch_size = size
+
+    @property
+    def skipped_steps(self) -> int:
+        """Of both networks."""
+        return self.discriminator.skipped_steps + self.generator.skipped_steps
+
+    def __call__(self, batch: Batch) -> Metrics:
+        """Train on one batch.
+
+        Returns:
+            loss: the discriminator's, over its steps.
+            generator_loss: the generator's.
+            grad_norm: of both networks in their last steps, before clipping.
+            lr: of the discriminator.
+            skipped: 1 where any of the steps was skipped, else 0.
+
+        Raises:
+            UserError: the batch has fewer samples than the discriminator has steps.
+        """
+        num_samples, num_steps = len(next(iter(batch.values()))), self.discriminator_steps
+        if num_samples < num_steps:
+            raise UserError(f"inner: batch_size {num_samples} is less than discriminator_steps {num_steps}: raise it")
+        parts = {name: tensor.tensor_split(num_steps) for name, tensor in batch.items()}
+        shares = [{name: part[i] for name, part in parts.items()} for i in range(num_steps)]
+        steps = [*([self.discriminator] * num_steps), self.generator]
+        done = []
+        for step, share in zip(steps, [*shares, shares[-1]], strict=True):
+            step.set_progress(self.progress)
+            done.append(step(share))
+        self.progress += 1
+        *_, discriminator, generator = done
+        return {
+            "loss": sum(each["loss"] for each in done[:-1]) / num_steps,
+            "generator_loss": generator["loss"],
+            "grad_norm": (discriminator["grad_norm"] ** 2 + generator["grad_norm"] ** 2) ** 0.5,
+            "lr": discriminator["lr"],
+            "skipped": max(each["skipped"] for each in done),
+        }
+
+    def set_progress(self, step: int) -> None:
+        """Say which step of the whole run comes next; without it every call counts as one."""
+        self.progress = step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimizers, loss scales and counters; tensors are live, not copies."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "discriminator": self.discriminator.counters(),
+            "generator": self.generator.counters(),
+            "progress": self.progress,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Become what `state_dict` describes; peak learning rates stay those of this object's optimizers."""
+        self.optimizer.load_state_dict(state_dict["optimizer"])
+        self.discriminator.load_counters(state_dict["discriminator"])
+        self.generator.load_counters(state_dict["generator"])
+        self.progress = state_dict["progress"]
+
+    def try_out(self, part: Batch) -> None:
+        """Forward and backward of some samples for both networks; leaves gradients, of no use."""
+        self.discriminator.try_out(part)
+        self.generator.try_out(part)
+
+
+def _sides(model: Any) -> list[tuple[nn.Module, Callable[[Batch], torch.Tensor]]]:
+    return [(model.discriminator, model.discriminator_loss), (model.generator, model.generator_loss)]

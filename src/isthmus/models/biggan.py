@@ -1,0 +1,160 @@
+"""BigGAN (arXiv 1809.11096): two networks that train each other, and a moving average of the generator."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.functional import relu
+
+from isthmus.core.types import UserError
+from isthmus.inner.step import Batch
+from isthmus.models.average import Average
+from isthmus.models.base import seeded
+from isthmus.models.biggan_networks import Discriminator, Generator
+from isthmus.models.frechet import class_agreement, frechet_distance, random_features
+
+_NUM_PASSES = 16  # whose mean the standing statistics are
+
+
+@dataclass(frozen=True)
+class BigGAN:
+    """Class-conditional BigGAN at any size that is a power of two; the defaults are for digits on a laptop.
+
+    The paper's, for ImageNet at 128 pixels: image_size 128, num_channels 3, num_classes 1000, width 96, chunk_size 20,
+    class_size 128, average_decay 0.9999.
+    """
+
+    image_size: int = 8  # height and width, in pixels
+    num_channels: int = 1
+    num_classes: int = 10
+    width: int = 32  # channels of the generator's last and the discriminator's first features
+    chunk_size: int = 16  # numbers in a chunk of the latent vector: there is one for each block, and one more
+    class_size: int = 32  # numbers in the generator's embedding of a class
+    orthogonal: float = 1e-4  # weight of the orthogonal regularisation of the generator
+    average_decay: float = 0.999  # of the averaged generator, a step
+
+    def __post_init__(self) -> None:
+        for name in ("num_channels", "num_classes", "width", "chunk_size", "class_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"model: {name} is {getattr(self, name)}; choose at least 1")
+        if self.image_size < 8 or self.image_size & (self.image_size - 1):
+            raise UserError(f"model: image_size is {self.image_size}; choose a power of two, at least 8")
+        if self.orthogonal < 0 or not 0 <= self.average_decay < 1:
+            raise UserError(
+                f"model: orthogonal {self.orthogonal} must not be negative, average_decay {self.average_decay} "
+                "at least 0 and below 1"
+            )
+
+    def build(self, seed: int = 0) -> nn.Module:
+        """Both networks with float32 weights drawn from `seed`."""
+        images = (self.image_size, self.num_channels, self.num_classes, self.width)
+        with seeded(seed):
+            generator = Generator(*images, self.chunk_size, self.class_size)
+            return GAN(generator, Discriminator(*images), self.orthogonal, self.average_decay)
+
+
+class GAN(nn.Module):
+    """A generator and a discriminator, to be trained by `isthmus.inner.adversarial`.
+
+    Batches are {"image": [batch, channels, height, width] float32 from -1 to 1, "label": [batch] int64}. Generated
+    images are of the same classes as the real ones beside them. Latent vectors are drawn from the global generator.
+
+    What syncs do to its buffers: batch norm's statistics are averaged; the averaged generator is computed by every
+    worker from the anchors; the singular vectors of spectral norm follow each worker's own weights, by one power
+    iteration in every pass.
+    """
+
+    def __init__(
+        self, generator: Generator, discriminator: Discriminator, orthogonal: float, average_decay: float
+    ) -> None:
+        super().__init__()
+        self.generator, self.discriminator = generator, discriminator
+        self.average = Average(generator, average_decay)
+        self.orthogonal = orthogonal
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """The discriminator's loss, which says little about the images: see `measure`."""
+        return self.discriminator_loss(batch)
+
+    def discriminator_loss(self, batch: Batch) -> torch.Tensor:
+        """Hinge loss (arXiv 1705.02894): 0 where it tells all images apart by a margin, 2 where it knows nothing."""
+        images, labels = batch["image"], batch["label"]
+        with torch.no_grad():
+            generated = self.generator(self.draw(labels), labels)
+        scores = self.discriminator(torch.cat([images, generated]), torch.cat([labels, labels]))
+        real, fake = scores.float().chunk(2)
+        return relu(1 - real).mean() + relu(1 + fake).mean()
+
+    def generator_loss(self, batch: Batch) -> torch.Tensor:
+        """Minus the score of generated images, plus the orthogonal regularisation; the discriminator is constant."""
+        labels = batch["label"]
+        with _frozen(self.discriminator):
+            scores = self.discriminator(self.generator(self.draw(labels), labels), labels)
+        return -scores.float().mean() + self.orthogonal * self._overlap()
+
+    def draw(self, labels: torch.Tensor) -> torch.Tensor:
+        """Latent vectors [batch, latent_size], one for each label."""
+        return torch.randn(len(labels), self.generator.latent_size, device=labels.device)
+
+    def after_sync(self, num_steps: int) -> None:
+        """Take the anchors into the averaged generator."""
+        self.average.follow(self.generator, num_steps)
+
+    @torch.no_grad()
+    def averaged_generator(self, labels: torch.Tensor) -> Generator:
+        """The generator with averaged weights, in evaluation mode, to be called with latent vectors and labels.
+
+        Its statistics are standing ones (the paper's section 4.1): of passes over images of these classes, [batch]
+        int64, which bring the singular vectors of spectral norm to the averaged weights, too.
+        """
+        generator = copy.deepcopy(self.generator).train()
+        self.average.copy_to(generator)
+        for module in generator.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.reset_running_stats()
+                module.momentum = None  # the plain mean of all passes
+        for _ in range(_NUM_PASSES):
+            generator(self.draw(labels), labels)
+        return generator.eval()
+
+    @torch.no_grad()
+    def measure(self, batches: list[Batch]) -> dict[str, float]:
+        """What images of the averaged generator are worth, as many as there are real ones and of the same classes.
+
+        Returns:
+            frechet_distance: see `isthmus.models.frechet`.
+            class_agreement: share of them whose nearest real image is of the class that was asked for.
+        """
+        generator = self.averaged_generator(batches[0]["label"])
+        labels = torch.cat([batch["label"] for batch in batches]).cpu().numpy()
+        real = random_features(torch.cat([batch["image"] for batch in batches]))
+        generated = random_features(torch.cat([generator(self.draw(b["label"]), b["label"]) for b in batches]))
+        return {
+            "frechet_distance": frechet_distance(real, generated),
+            "class_agreement": class_agreement(real, labels, generated, labels),
+        }
+
+    def _overlap(self) -> torch.Tensor:
+        """How far the generator's filters are from orthogonal: R of section 3.1, the embedding of classes left out."""
+        total = torch.zeros((), device=self.average.seen.device)
+        for name, param in self.generator.named_parameters():
+            if param.ndim > 1 and not name.startswith("classes."):
+                filters = param.flatten(1)
+                products = filters @ filters.mT
+                total = total + (products - products.diag().diag()).square().sum()
+        return total
+
+
+@contextmanager
+def _frozen(module: nn.Module) -> Iterator[None]:
+    """What is computed with a module here gives its parameters no gradient."""
+    module.requires_grad_(False)
+    try:
+        yield
+    finally:
+        module.requires_grad_(True)
