@@ -16,7 +16,7 @@ from isthmus.parallel.state import load_local_model
 from isthmus.train.checkpoint import Checkpoints
 from isthmus.transport.peers import ring_bytes
 
-RECIPES = ("diloco", "streaming", "dct_momentum", "sparseloco", "ddp")
+RECIPES = ("diloco", "streaming", "dct_momentum", "ddp")
 SPEC = BigGAN(num_classes=4, width=8, chunk_size=4, class_size=6, average_decay=0.9)
 ADAM = "{type: adamw, lr: 2.0e-3, betas: [0.0, 0.99], weight_decay: 0.0}"
 GAN = [
@@ -52,7 +52,8 @@ def test_buffers_are_as_their_rules_say(runs, name):
     assert not averaged & equal if name == "ddp" else averaged <= equal
     vectors = {key for key, value in states[0].items() if key.endswith(("_u", "_v")) and value.numel() > 1}
     assert vectors
-    assert not vectors & equal, "each worker's own power iterations"
+    # each worker's own power iterations, of weights that are equal at every step with ddp only
+    assert vectors <= equal if name == "ddp" else not vectors & equal
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -101,16 +102,15 @@ def test_ddp_sends_each_gradient_once(runs):
     assert summary(runs / "ddp")["sent_bytes"] == [30 * a_step] * 2
 
 
-@pytest.mark.parametrize("name", ["streaming", "ddp"])
-def test_identity_37_killed_at_a_random_step_and_resumed_nothing_differs(runs, tmp_path, name):
+def test_identity_37_killed_at_a_random_step_and_resumed_nothing_differs(runs, tmp_path):
     worker, step = random.randrange(2), random.randrange(1, 31)
-    overrides = [*GAN, f"outer.recipe={name}"]
+    overrides = [*GAN, "outer.recipe=streaming"]
     codes = run(tmp_path, *overrides, signal_before_step=(worker, step, signal.SIGKILL))
     assert codes[worker] == -signal.SIGKILL
     assert run(tmp_path, *overrides, resume=True) == [0, 0], f"worker {worker} before step {step}"
     for each in range(2):
-        assert events(tmp_path, each) == events(runs / name, each)
-        assert final_weights(tmp_path, each) == final_weights(runs / name, each)
+        assert events(tmp_path, each) == events(runs / "streaming", each)
+        assert final_weights(tmp_path, each) == final_weights(runs / "streaming", each)
 
 
 def test_the_example_draws_a_sheet(runs):
