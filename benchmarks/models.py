@@ -84,7 +84,7 @@ def measure(path: Path, overrides: list[str]) -> dict[str, Any]:
     batches = [{name: tensor.to(device) for name, tensor in next(stream).items()} for _ in range(NUM_BATCHES)]
     ours, bare = (spec.build(config.train.seed).to(device) for _ in range(2))
     loops = {
-        "ours": assemble.build_inner_step(config, ours, ours, None, None),
+        "ours": assemble.build_inner_step(config, ours),
         "bare": bare_loop(config, bare),
     }
     clock = time.process_time if device.type == "cpu" else time.perf_counter

@@ -19,7 +19,7 @@ def test_the_bare_loop_does_what_the_inner_step_does():
     config = load_config(EXAMPLES / "tiny.yaml", ["inner.lr_schedule={type: constant, warmup_fraction: 0}"])
     spec = assemble.build_model_spec(config)
     ours, bare = spec.build(), spec.build()
-    loops = [assemble.build_inner_step(config, ours, ours, None, None), bare_loop(config, bare)]
+    loops = [assemble.build_inner_step(config, ours), bare_loop(config, bare)]
     generator = torch.Generator().manual_seed(0)
     for _ in range(5):
         batch = {"tokens": torch.randint(256, (8, 33), generator=generator)}

@@ -60,7 +60,7 @@ def test_flops_of_a_step_are_those_of_its_matrices():
     """Forward once and backward twice through each matrix; attention: two products, and five back through them."""
     spec = GPTNeoX(hidden_size=WIDTH, num_layers=LAYERS, num_heads=2, sequence_length=SEQUENCE)
     model = spec.build()
-    step = assemble.build_inner_step(load_config(), model, model, None, None)
+    step = assemble.build_inner_step(load_config(), model)
     matrices = LAYERS * 12 * WIDTH**2 + VOCABULARY * WIDTH
     tokens = torch.zeros(BATCH, SEQUENCE + 1, dtype=torch.int64)
     expected = 6 * BATCH * SEQUENCE * matrices + LAYERS * 7 * 2 * BATCH * SEQUENCE**2 * WIDTH
@@ -72,7 +72,7 @@ def test_flops_of_a_step_are_those_of_its_matrices():
 def test_memory_grows_with_the_micro_batch_and_holds_all_state():
     spec = GPTNeoX(hidden_size=WIDTH, num_layers=LAYERS, num_heads=2, sequence_length=SEQUENCE)
     model = spec.build()
-    step = assemble.build_inner_step(load_config(), model, model, None, None)
+    step = assemble.build_inner_step(load_config(), model)
     tried = try_sizes(step, {"tokens": torch.zeros(8, SEQUENCE + 1, dtype=torch.int64)})
     assert [micro_batch.size for micro_batch in tried] == [1, 2, 4, 8]
     peaks = [micro_batch.peak_bytes for micro_batch in tried]

@@ -55,7 +55,7 @@ def profile(config: RunConfig) -> Profile:
     device = assemble.choose_device()
     model = spec.build(seed).to(device)
     assemble.seed_generators(seed, 0)
-    step = assemble.build_inner_step(config, model, model, None, None)
+    step = assemble.build_inner_step(config, model)
     stream = LineStream(corpus.samples(seed), inner.batch_size)
     batch = {name: tensor.to(device) for name, tensor in next(stream).items()}
 
