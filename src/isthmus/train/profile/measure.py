@@ -9,7 +9,7 @@ import torch
 
 from isthmus.config import RunConfig
 from isthmus.core import UserError
-from isthmus.data import LineStream
+from isthmus.data import open_stream
 from isthmus.train import assemble
 from isthmus.train.profile.device import describe, matrix_size, peak_flops, seconds_of
 from isthmus.train.profile.inner import MicroBatch, count_flops, try_sizes
@@ -56,7 +56,7 @@ def profile(config: RunConfig) -> Profile:
     model = spec.build(seed).to(device)
     assemble.seed_generators(seed, 0)
     step = assemble.build_inner_step(config, model)
-    stream = LineStream(corpus.samples(seed), inner.batch_size)
+    stream = open_stream(corpus, seed, inner.batch_size, 0, 1)
     batch = {name: tensor.to(device) for name, tensor in next(stream).items()}
 
     micro_batches = try_sizes(step, batch)
