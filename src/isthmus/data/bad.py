@@ -39,7 +39,8 @@ class BadSamples:
             if name in self._names:
                 return
             self._names.add(name)
-            reason = " ".join(str(error).split()) or type(error).__name__
+            said = error.strerror if isinstance(error, OSError) else None
+            reason = said or " ".join(str(error).split()) or type(error).__name__
             if len(self) > self._limit:
                 raise UserError(
                     f"data: {name!r} cannot be read ({reason}), the bad sample number {len(self)}: "

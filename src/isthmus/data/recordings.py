@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.core.types import UserError
+from isthmus.data.bad import BadSamples
 from isthmus.data.formants import Sound
 from isthmus.data.split import held_out, walk
 
@@ -28,39 +28,14 @@ class Recording:
     text: str
 
 
-class BadFiles:
-    """Names and counts files that cannot be used."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._known = set[Path]()
-
-    def add(self, path: Path, error: OSError) -> None:
-        """Say that a file is skipped, once.
-
-        Raises:
-            UserError: it is one too many.
-        """
-        if path in self._known:
-            return
-        self._known.add(path)
-        reason = error.strerror or " ".join(str(error).split())
-        print(f"data: {str(path)!r} is skipped ({reason}), number {len(self._known)}", file=sys.stderr, flush=True)
-        if len(self._known) > self._limit:
-            raise UserError(
-                f"data: {len(self._known)} files cannot be used, the last one is {str(path)!r} ({reason}): "
-                "mend them, or raise data.max_bad_samples"
-            )
-
-
 class FolderRecordings:
     """Some recordings of a folder. In the place of one that turns out to be damaged the next one is heard.
 
     Whether one is damaged is found out anew at every reading, so that what is heard depends on the files alone.
     """
 
-    def __init__(self, recordings: list[Recording], num_samples: int, bad_files: BadFiles) -> None:
-        self._recordings, self._num_samples, self._bad_files = recordings, num_samples, bad_files
+    def __init__(self, recordings: list[Recording], num_samples: int, bad: BadSamples) -> None:
+        self._recordings, self._num_samples, self._bad = recordings, num_samples, bad
         known = "".join(f"{each.name} {each.num_samples} {each.text}\n" for each in recordings)
         self.fingerprint = f"{hashlib.sha256(known.encode()).hexdigest()} {num_samples}"
 
@@ -87,11 +62,11 @@ class FolderRecordings:
             try:
                 return read_sound(recording.path, start, recording.num_samples - spare), recording.text
             except OSError as error:
-                self._bad_files.add(recording.path, error)
+                self._bad.add(str(recording.path), error)
         raise UserError("data: all recordings are damaged; give others")
 
 
-def find_recordings(root: Path, sample_rate: int, bad_files: BadFiles, transcripts: bool) -> list[Recording]:
+def find_recordings(root: Path, sample_rate: int, bad: BadSamples, transcripts: bool) -> list[Recording]:
     """All FLAC and WAV files below a folder, sorted, with what was said where it is asked for.
 
     The texts stand beside them: in LibriSpeech's `*.trans.txt` (a line each: name, text), or in `name.txt`.
@@ -111,7 +86,7 @@ def find_recordings(root: Path, sample_rate: int, bad_files: BadFiles, transcrip
             num_samples = _length(path, sample_rate)
             text = _text(path, lines) if transcripts else ""
         except OSError as error:
-            bad_files.add(path, error)
+            bad.add(str(path), error)
             continue
         recordings.append(Recording(path, name, speaker, num_samples, text))
     return recordings

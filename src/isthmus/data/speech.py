@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from isthmus.core.types import UserError
+from isthmus.data.bad import BadSamples
 from isthmus.data.formants import Sound
 from isthmus.data.indexed import IndexedCorpus, Indices
 from isthmus.data.made_speech import SPEAKERS, MadeRecordings, choose_maker
-from isthmus.data.recordings import BadFiles, FolderRecordings, find_recordings, split
+from isthmus.data.recordings import FolderRecordings, find_recordings, split
 from isthmus.data.split import held_out
 from isthmus.inner.step import Batch
 
@@ -87,11 +88,11 @@ class Speech:
         return [MadeRecordings(maker, speakers, sample_rate, num_samples) for speakers in sides]
 
     def _found(self, sample_rate: int, num_samples: int) -> list[Recordings]:
-        root, bad_files = Path(self.source).expanduser(), BadFiles(self.max_bad_samples)
+        root, bad = Path(self.source).expanduser(), BadSamples(self.max_bad_samples)
         if not root.is_dir():
             raise UserError(f"data: {self.source!r} is no folder; give one with recordings, or made")
         try:
-            found = find_recordings(root, sample_rate, bad_files, self.transcripts)
+            found = find_recordings(root, sample_rate, bad, self.transcripts)
         except OSError as error:
             raise UserError(f"data: cannot read {error.filename!r}: {error.strerror}") from error
         usable = [each for each in found if not self.transcripts or each.num_samples <= num_samples]
@@ -102,7 +103,7 @@ class Speech:
                 file=sys.stderr,
                 flush=True,
             )
-        return [FolderRecordings(side, num_samples, bad_files) for side in split(usable, self.validation_fraction)]
+        return [FolderRecordings(side, num_samples, bad) for side in split(usable, self.validation_fraction)]
 
 
 class SpeechSource:
