@@ -111,3 +111,19 @@ def test_matrices_without_gradient_stay():
     untouched = params[1].detach().clone()
     Muon(params).step()
     assert torch.equal(params[1], untouched)
+
+
+def test_filters_are_matrices_of_out_by_all_the_rest(in_float32):
+    """Of images and of sound, wide and tall, beside matrices of the same size: bit for bit the matrices' update."""
+    shapes = [(8, 3, 3, 3), (24, 2, 3), (27, 8), (8, 27), (16, 8, 1, 1)]
+    filters = [nn.Parameter(matrix.detach().clone()) for matrix in matrices_of(*shapes)]
+    matrices = [nn.Parameter(matrix.detach().flatten(1).clone()) for matrix in filters]
+    optimizers = [Muon(filters), Muon(matrices)]
+    for step in range(3):
+        for param, matrix, grad in zip(filters, matrices, matrices_of(*shapes, seed=step + 1), strict=True):
+            param.grad, matrix.grad = grad.detach(), grad.detach().flatten(1)
+        for optimizer in optimizers:
+            optimizer.step()
+    for param, matrix, start in zip(filters, matrices, matrices_of(*shapes), strict=True):
+        assert torch.equal(param.flatten(1), matrix)
+        assert not torch.equal(param, start)

@@ -45,6 +45,16 @@ def test_hidden_matrices_are_those_of_the_blocks():
     assert names(model, hidden_matrices(model)) == {"blocks.0.weight", "blocks.1.w.weight"}
 
 
+def test_filters_of_the_blocks_are_hidden_matrices_and_what_has_one_row_or_column_is_not():
+    blocks = nn.ModuleList(
+        [nn.Conv2d(3, 8, 3), nn.Conv1d(1, 8, 1), nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 4, 3), dim=2)]
+    )
+    model = nn.ModuleDict({"stem": nn.Conv2d(3, 3, 3), "blocks": blocks})
+    magnitudes, directions = (f"blocks.2.parametrizations.weight.original{i}" for i in range(2))
+    assert dict(model.named_parameters())[magnitudes].shape == (1, 1, 3)
+    assert names(model, hidden_matrices(model)) == {"blocks.0.weight", directions}
+
+
 def test_adamw_decays_matrices_only():
     model = Model()
     decayed, others = AdamW(weight_decay=0.3).build(model).param_groups

@@ -15,6 +15,7 @@ from isthmus.models import MODELS, Module
 from isthmus.models.gpt_neo import GPTNeo
 from isthmus.models.gpt_neox import GPTNeoX
 from isthmus.models.huggingface import HuggingFace
+from isthmus.models.resnet import ResNet
 
 SMALL = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "vocab_size": 32, "sequence_length": 8}
 
@@ -41,16 +42,24 @@ def folder(tmp_path):
     return tmp_path / "gpt2"
 
 
-@pytest.fixture(params=["gpt_neox", "gpt_neo", "huggingface", "module"])
+@pytest.fixture(params=["gpt_neox", "gpt_neo", "huggingface", "resnet", "module"])
 def spec(request: pytest.FixtureRequest, folder):
     options = {
         "gpt_neox": SMALL,
         "gpt_neo": SMALL,
         "huggingface": {"path": str(folder), "sequence_length": 8},
+        "resnet": {"image_size": 16},
         "module": {"path": f"{__name__}:Bigram", "arguments": {"vocab_size": 32}, "sequence_length": 8},
     }
     assert set(options) == set(MODELS.names())
     return MODELS.get(request.param)(**options[request.param])
+
+
+def batch_of(spec) -> dict[str, torch.Tensor]:
+    if not isinstance(spec, ResNet):
+        return tokens_of(spec)
+    generator = torch.Generator().manual_seed(0)
+    return {"image": torch.randn(3, 3, 16, 16, generator=generator), "label": torch.tensor([1, 0, 2])}
 
 
 def tokens_of(spec, batch_size: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -78,7 +87,7 @@ def test_a_batch_gives_a_loss_that_trains(spec):
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2)
     losses = []
     for _ in range(20):
-        loss = model(tokens_of(spec))
+        loss = model(batch_of(spec))
         assert loss.shape == ()
         optimizer.zero_grad()
         loss.backward()

@@ -11,7 +11,9 @@ DATA = Registry(
     "data",
     {
         "text": "isthmus.data.text:Text",
+        "images": "isthmus.data.images:Images",
         "huggingface": "isthmus.data.huggingface:HuggingFace",
+        "huggingface_images": "isthmus.data.huggingface_images:HuggingFaceImages",
     },
 )
 

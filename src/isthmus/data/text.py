@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
 
 from isthmus.core.types import UserError
+from isthmus.data.split import held_out
 from isthmus.data.tokens import TokenCorpus, Tokens
 
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
@@ -64,12 +65,8 @@ class Text:
         return data[:cut], data[cut:]
 
     def _split_folder(self, root: Path, files: list[Path]) -> tuple[Tokens, Tokens]:
-        rank = {path: _hash(path.relative_to(root).as_posix()) for path in files}
-        held_out = {path for path in files if rank[path] < self.validation_fraction}
-        # at least one file on either side
-        held_out.add(min(files, key=rank.__getitem__))
-        held_out.discard(max(files, key=rank.__getitem__))
-        return _read(path for path in files if path not in held_out), _read(path for path in files if path in held_out)
+        chosen = held_out([path.relative_to(root).as_posix() for path in files], self.validation_fraction)
+        return _read(compress(files, ~chosen)), _read(compress(files, chosen))
 
 
 def _walk(root: Path, skip: frozenset[str] = frozenset()) -> list[Path]:
@@ -83,11 +80,6 @@ def _walk(root: Path, skip: frozenset[str] = frozenset()) -> list[Path]:
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def _hash(text: str) -> float:
-    """A number from 0 to 1, the same on every machine."""
-    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()[:8], "big") / 2**64
 
 
 def _read(files: Iterable[Path]) -> Tokens:

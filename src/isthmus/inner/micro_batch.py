@@ -39,6 +39,9 @@ def find_fastest(step: SupervisedStep, batch: Batch) -> int:
             rates[size] = size / min(_time(step, part) for _ in range(_NUM_TRIALS))
         except torch.OutOfMemoryError:
             break  # a larger one will not fit either
+        except UserError:  # the model refuses so few: batch norm, for one
+            if size == num_samples:
+                raise
         finally:
             step.optimizer.zero_grad()
             for buffer, before in buffers:

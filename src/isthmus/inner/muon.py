@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache
@@ -25,6 +26,7 @@ class Muon(torch.optim.Optimizer):
         w <- (1 - lr weight_decay) w - lr 0.2 sqrt(max(rows, columns)) o
 
     The scale gives every update a root mean square of about 0.2, that of AdamW: one learning rate serves both.
+    Filters of a convolution are matrices [out, in x kernel], as in Jordan's own.
 
     `torch.optim.Muon` computes the same, one matrix at a time and always in bfloat16, which takes 26 times as long
     as float32 on CPUs without bfloat16 instructions. Here matrices of one shape go through together.
@@ -56,12 +58,13 @@ class Muon(torch.optim.Optimizer):
         buffers = [local_view(self.state[param]["momentum"]) for param in params]
         torch._foreach_lerp_(buffers, grads, 1 - momentum)
         nesterov = [
-            _whole(own, param) for own, param in zip(torch._foreach_lerp(grads, buffers, momentum), params, strict=True)
+            _whole(own, param).flatten(1)
+            for own, param in zip(torch._foreach_lerp(grads, buffers, momentum), params, strict=True)
         ]
         wide = torch.stack([matrix if _is_wide(matrix) else matrix.mT for matrix in nesterov])
         updates = orthogonalize(wide, _working_dtype(wide.device)).to(params[0].dtype).unbind()
-        scale = lr * 0.2 * max(params[0].shape) ** 0.5
-        updates = [_own(o if _is_wide(p) else o.mT, p) for o, p in zip(updates, params, strict=True)]
+        scale = lr * 0.2 * max(matrix_shape(params[0])) ** 0.5
+        updates = [_own((o if _is_wide(p) else o.mT).reshape(p.shape), p) for o, p in zip(updates, params, strict=True)]
         weights = [local_view(param) for param in params]
         torch._foreach_mul_(weights, 1 - lr * weight_decay)
         torch._foreach_add_(weights, updates, alpha=-scale)
@@ -100,15 +103,21 @@ def _own(matrix: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(matrix, param.device_mesh, param.placements, src_data_rank=None).to_local()
 
 
-def _is_wide(matrix: torch.Tensor) -> bool:
-    return matrix.shape[0] <= matrix.shape[1]
+def matrix_shape(param: torch.Tensor) -> tuple[int, int]:
+    """Rows and columns of a parameter of two or more dimensions: filters are [out, in x kernel]."""
+    return param.shape[0], math.prod(param.shape[1:])
+
+
+def _is_wide(param: torch.Tensor) -> bool:
+    rows, columns = matrix_shape(param)
+    return rows <= columns
 
 
 def _same_shape(params: list[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
     """Batches of matrices with one shape up to transposition."""
     by_shape = defaultdict(list)
     for param in params:
-        by_shape[min(param.shape), max(param.shape), param.dtype, param.device].append(param)
+        by_shape[*sorted(matrix_shape(param)), param.dtype, param.device].append(param)
     for same in by_shape.values():
         size = max(1, _BATCH_ELEMENTS // same[0].numel())
         for start in range(0, len(same), size):

@@ -49,9 +49,9 @@ class AdamW:
 class MuonAdamW:
     """Muon for hidden matrices, AdamW for the rest (embeddings, norms, biases, head), as one optimizer.
 
-    Hidden matrices are the two-dimensional parameters inside the model's block lists (`nn.ModuleList`), embedding
-    tables excepted. The learning rate was the best of 0.007, 0.01, 0.014 and 0.02 for 3,000 steps of a 0.1M GPT-NeoX
-    on bytes (docs/learning.md); MuLoCo's 0.02 (arXiv 2505.23725) is better for a few hundred.
+    Hidden matrices are the matrices and the filters of convolutions inside the model's block lists (`nn.ModuleList`),
+    embedding tables excepted. The learning rate was the best of 0.007, 0.01, 0.014 and 0.02 for 3,000 steps of a 0.1M
+    GPT-NeoX on bytes (docs/learning.md); MuLoCo's 0.02 (arXiv 2505.23725) is better for a few hundred.
     """
 
     lr: float = 0.01  # of the matrices
@@ -102,13 +102,13 @@ class Combined(torch.optim.Optimizer):
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Trainable two-dimensional parameters inside block lists, embedding tables excepted, in model order."""
+    """Trainable matrices and filters inside block lists, embedding tables excepted, in model order."""
     inside = {
         param
         for blocks in model.modules()
         if isinstance(blocks, nn.ModuleList)
         for param in blocks.parameters()
-        if param.requires_grad and param.ndim == 2
+        if param.requires_grad and param.ndim >= 2 and min(muon.matrix_shape(param)) > 1  # else it is a vector
     }
     inside -= _embeddings(model)
     return [param for param in model.parameters() if param in inside]

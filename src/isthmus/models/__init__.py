@@ -9,6 +9,7 @@ MODELS = Registry(
         "gpt_neox": "isthmus.models.gpt_neox:GPTNeoX",
         "gpt_neo": "isthmus.models.gpt_neo:GPTNeo",
         "huggingface": "isthmus.models.huggingface:HuggingFace",
+        "resnet": "isthmus.models.resnet:ResNet",
         "module": "isthmus.models.base:Module",
     },
 )

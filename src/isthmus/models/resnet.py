@@ -1,0 +1,93 @@
+"""Residual networks for images, from transformers' own classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from isthmus.core.types import UserError
+from isthmus.inner.step import Batch
+from isthmus.models.base import seeded
+
+_LARGE = (256, 512, 1024, 2048)
+_DEPTHS = {  # kind of block, channels of the stem, channels of each stage, blocks of each stage
+    8: ("basic", 16, (16, 32, 64), (1, 1, 1)),
+    18: ("basic", 64, (64, 128, 256, 512), (2, 2, 2, 2)),
+    34: ("basic", 64, (64, 128, 256, 512), (3, 4, 6, 3)),
+    50: ("bottleneck", 64, _LARGE, (3, 4, 6, 3)),
+    101: ("bottleneck", 64, _LARGE, (3, 4, 23, 3)),
+    152: ("bottleneck", 64, _LARGE, (3, 8, 36, 3)),
+}
+_TOP = 5  # classes of which one must be right, where there are more than twice as many
+
+
+@dataclass(frozen=True)
+class ResNet:
+    """A residual network (arXiv 1512.03385, table 1), strides in the 3 x 3 filters as is usual now ("v1.5").
+
+    Depth 8 is for small images and machines: the channels of the paper's nets for CIFAR (section 4.2, n = 1) behind the
+    stem of the others, which makes images four times smaller.
+    """
+
+    depth: int = 8  # 8, 18, 34, 50, 101 or 152
+    image_size: int = 32  # pixels across, of square images
+    num_channels: int = 3
+    num_classes: int = 10
+
+    def __post_init__(self) -> None:
+        if self.depth not in _DEPTHS:
+            raise UserError(f"model: depth is {self.depth}; choose one of {', '.join(map(str, _DEPTHS))}")
+        for name, least in (("image_size", 1), ("num_channels", 1), ("num_classes", 2)):
+            if getattr(self, name) < least:
+                raise UserError(f"model: {name} is {getattr(self, name)}; choose at least {least}")
+
+    def build(self, seed: int = 0) -> nn.Module:
+        """The model with float32 weights drawn from `seed`."""
+        from transformers import ResNetConfig, ResNetForImageClassification  # takes seconds to import
+
+        layer_type, embedding_size, hidden_sizes, depths = _DEPTHS[self.depth]
+        config = ResNetConfig(
+            num_channels=self.num_channels,
+            embedding_size=embedding_size,
+            hidden_sizes=list(hidden_sizes),
+            depths=list(depths),
+            layer_type=layer_type,
+            num_labels=self.num_classes,
+        )
+        with seeded(seed):
+            return ImageClassifier(ResNetForImageClassification(config))
+
+
+class ImageClassifier(nn.Module):
+    """A network from images to logits, trained by cross-entropy. Its running statistics are averaged at every sync."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network  # of transformers: (pixel_values) -> output with .logits [batch, num_classes]
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Mean cross-entropy, in nats, of {"image": [batch, channels, size, size], "label": [batch] int64}.
+
+        Raises:
+            UserError: one image alone, while training.
+        """
+        if self.training and len(batch["image"]) == 1:
+            raise UserError(
+                "model: batch norm learns nothing from one image alone: raise inner.batch_size and micro_batch_size"
+            )
+        return cross_entropy(self.network(pixel_values=batch["image"]).logits.float(), batch["label"])
+
+    def measure(self, batches: list[Batch]) -> dict[str, float]:
+        """Share of images whose class is the likeliest, and with more than 10 classes among the 5 likeliest."""
+        right: dict[str, float] = {}
+        for batch in batches:
+            logits, label = self.network(pixel_values=batch["image"]).logits, batch["label"][:, None]
+            few = {"accuracy": 1} | ({"accuracy_top5": _TOP} if logits.shape[1] > 2 * _TOP else {})
+            for name, count in few.items():
+                hits = (logits.topk(count).indices == label).sum().item()
+                right[name] = right.get(name, 0) + hits
+        num_images = sum(len(batch["label"]) for batch in batches)
+        return {name: hits / num_images for name, hits in right.items()}

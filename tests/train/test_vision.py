@@ -1,0 +1,86 @@
+"""A residual network on the digits: real worker processes, several methods, batch norm, resuming."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from train_processes import Job, events, final_weights, run_jobs, said, summary
+from train_toy import toy_config
+
+from isthmus.train.checkpoint import Checkpoints
+from isthmus.train.worker import train
+
+RECIPES = ("diloco", "streaming", "dct_momentum", "sparseloco", "ddp")
+STEPS = 48
+OPTIONS = [
+    "model={type: resnet, image_size: 16, num_channels: 1}",
+    "data={type: images}",
+]
+RUN = [
+    *OPTIONS,
+    "inner.batch_size=32",
+    "inner.optimizer.lr=1e-2",
+    "outer.schedule.local_steps=4",
+    f"train.steps={STEPS}",
+    "train.eval_every=0",
+    "train.eval_batches=8",
+    f"train.checkpoint_every={STEPS}",
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """One run a recipe with two worker processes, in folders called after the recipes."""
+    folder = tmp_path_factory.mktemp("vision")
+    jobs = [Job([*RUN, f"outer.recipe={name}", f"train.run_dir={folder / name}"]) for name in RECIPES]
+    assert run_jobs(jobs, 2) == [0, 0], said(folder / RECIPES[0], 0)
+    return folder
+
+
+def statistics(run_dir, worker: int) -> dict[str, torch.Tensor]:
+    model = Checkpoints(run_dir / "checkpoints", worker, {}).load(STEPS)["model"]
+    return {name: tensor for name, tensor in model.items() if "running_" in name}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_digits_are_learnt(runs, name):
+    values = summary(runs / name)["evaluation"]
+    assert values["accuracy"] > 0.6, values
+    losses = [event["loss"] for event in events(runs / name, 0, "step")]
+    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_anchors_are_equal_and_running_statistics_too_where_there_is_an_outer_loop(runs, name):
+    assert len(set(summary(runs / name)["anchor_hash"].values())) == 1
+    first, second = (statistics(runs / name, worker) for worker in range(2))
+    assert len(first) == 18
+    equal = [torch.equal(first[key], second[key]) for key in first]
+    assert not any(equal) if name == "ddp" else all(equal)
+    assert all(bool((tensor.abs() > 1e-3).any()) for tensor in first.values())
+
+
+@pytest.mark.parametrize("recipe", ["diloco", "sparseloco"])
+def test_identity_37_resumed_after_any_step_nothing_differs(tmp_path, recipe):
+    """Crops, running statistics and the momentum of filters included."""
+    steps = ("train.checkpoint_every=3", "train.keep_checkpoints=99", "train.eval_every=6")
+    config, run_dir = toy_config(tmp_path, *OPTIONS, *steps, f"outer.recipe={recipe}"), tmp_path / "run"
+    train(config)
+    expected, weights = events(run_dir, 0), final_weights(run_dir, 0)
+    assert {"accuracy", "loss"} < set(events(run_dir, 0, "eval")[0])
+    for step in (9, 3, 0):
+        for path in (run_dir / "checkpoints").iterdir():
+            if int(path.name[5:]) > step:
+                shutil.rmtree(path)
+        train(config, resume=True)
+        assert events(run_dir, 0) == expected, step
+        assert final_weights(run_dir, 0) == weights, step
+
+
+def test_more_bad_images_may_be_allowed_when_a_run_goes_on(tmp_path):
+    train(toy_config(tmp_path, *OPTIONS))
+    shutil.rmtree(tmp_path / "run/checkpoints/step-00000012")
+    part = train(toy_config(tmp_path, *OPTIONS, "data.max_bad_samples=20"), resume=True)
+    assert part["finished"]
