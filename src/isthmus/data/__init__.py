@@ -14,6 +14,7 @@ DATA = Registry(
         "images": "isthmus.data.images:Images",
         "speech": "isthmus.data.speech:Speech",
         "huggingface": "isthmus.data.huggingface:HuggingFace",
+        "huggingface_images": "isthmus.data.huggingface_images:HuggingFaceImages",
     },
 )
 
