@@ -35,6 +35,8 @@ def runs(tmp_path_factory):
     """One run a recipe with two worker processes, in folders called after the recipes."""
     folder = tmp_path_factory.mktemp("vision")
     jobs = [Job([*RUN, f"outer.recipe={name}", f"train.run_dir={folder / name}"]) for name in RECIPES]
+    sharded = [*RUN, "train.steps=12", "outer.recipe=sparseloco", "mesh.shard=2", f"train.run_dir={folder / 'sharded'}"]
+    jobs.append(Job(sharded, workers_said=1))
     assert run_jobs(jobs, 2) == [0, 0], said(folder / RECIPES[0], 0)
     return folder
 
@@ -60,6 +62,13 @@ def test_anchors_are_equal_and_running_statistics_too_where_there_is_an_outer_lo
     equal = [torch.equal(first[key], second[key]) for key in first]
     assert not any(equal) if name == "ddp" else all(equal)
     assert all(bool((tensor.abs() > 1e-3).any()) for tensor in first.values())
+
+
+def test_a_worker_of_two_ranks_learns_and_measures(runs):
+    """FSDP2: Muon sees whole filters, and evaluation gathers them."""
+    values = summary(runs / "sharded")["evaluation"]
+    assert values["accuracy"] > 0.15
+    assert values["loss"] < 2.5
 
 
 @pytest.mark.parametrize("recipe", ["diloco", "sparseloco"])
