@@ -39,7 +39,7 @@ TRACKERS = {
     "prometheus": ["track.prometheus_port=9300"],
     "all three": ["track.tensorboard=true", "track.wandb=isthmus", "track.prometheus_port=9300"],
 }
-REPEATS = 3
+REPEATS = 5
 STEPS = 300
 _WITHIN_SECONDS = 120
 
