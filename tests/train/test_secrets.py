@@ -19,7 +19,7 @@ def test_keys_are_in_no_file_and_no_line(tmp_path):
     )
     world = os.environ | SECRETS | {"WANDB_MODE": "offline"}
     said = ""
-    for arguments in (["launch", tmp_path / "run.yaml", "--workers", 2], ["export", run_dir, "--to", tmp_path / "out"]):
+    for arguments in (["launch", tmp_path / "run.yaml", "--workers", 1], ["export", run_dir, "--to", tmp_path / "out"]):
         command = [sys.executable, "-m", "isthmus", *map(str, arguments)]
         done = subprocess.run(command, cwd=ROOT, env=world, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stderr
