@@ -1,5 +1,6 @@
 """BigGAN through whole runs of real processes: both networks in one outer loop, every buffer by its rule."""
 
+import os
 import random
 import signal
 import subprocess
@@ -117,7 +118,8 @@ def test_the_example_draws_a_sheet(runs):
     from matplotlib.image import imread
 
     command = [sys.executable, str(ROOT / "examples/biggan_sheet.py"), str(runs / "diloco")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}  # of the run's own data
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     sheet = imread(runs / "diloco/sheet.png")[..., 0]
     assert sheet.shape == (4 * 80, 12 * 80)
