@@ -30,13 +30,7 @@ from isthmus.train.assemble import open_data
 LENGTH = 8  # tokens a sample
 
 
-@pytest.fixture(autouse=True)
-def offline(tmp_path, monkeypatch):
-    """Nothing is asked of the Hub, nothing is left in the user's cache."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    datasets.disable_progress_bars()
+pytestmark = pytest.mark.usefixtures("offline")
 
 
 def documents(first: int, last: int) -> list[str]:

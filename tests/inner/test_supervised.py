@@ -134,6 +134,21 @@ def test_an_infinite_loss_with_a_finite_gradient_skips_too():
     assert torch.equal(model.weight.detach(), torch.zeros(3))
 
 
+def test_a_skipped_step_leaves_running_statistics_alone():
+    """One image that is not finite would otherwise make them nan for ever, and every sync after it be refused."""
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+    forward, model.forward = model.forward, lambda batch: forward(batch["x"]).square().mean()
+    step = SupervisedStep(model, sgd(model), micro_batch_size=2)
+    step(batch_of(6))
+    before = {name: buffer.clone() for name, buffer in model.named_buffers() if "running" in name}
+    bad = batch_of(6, seed=1)
+    bad["x"][2, 0] = math.nan
+    assert step(bad)["skipped"] == 1.0
+    assert all(torch.equal(model.get_buffer(name), buffer) for name, buffer in before.items())
+    assert step(batch_of(6, seed=2))["skipped"] == 0.0
+    assert not any(torch.equal(model.get_buffer(name), buffer) for name, buffer in before.items())
+
+
 def test_float16_overflow_lowers_the_scale_and_counts():
     """The scale starts at 2^16: a loss of 1000 overflows until it has been halved often enough."""
     model = Regression()

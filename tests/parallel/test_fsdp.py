@@ -13,6 +13,7 @@ from isthmus.core.fragment import local_view, split_strided, split_whole
 from isthmus.inner import AdamW, SupervisedStep
 from isthmus.inner.optimizers import hidden_matrices
 from isthmus.parallel import Mesh, apply_fsdp, open_mesh
+from isthmus.train.evaluate import evaluate
 
 MESH = Mesh(shard=2)
 KEEPS = Mesh(shard=2, reshard_after_forward=False)
@@ -71,21 +72,21 @@ def test_all_ranks_skip_a_step_that_is_not_finite_on_one():
     ]
 
 
-def evaluate(mesh: Mesh) -> list[float]:
+def evaluate_twice(mesh: Mesh) -> list[float]:
     """Losses of this rank's rows: as built, and with all weights halved behind FSDP2's back."""
     model = sharded(MODELS["gpt_neo"], mesh, open_mesh(mesh, 1))
     (fragment,) = split_whole(model)
     losses = []
     for _ in range(2):
+        losses.append(evaluate(model, [batch_of(0, rows_of(mesh))])["loss"])
         with torch.no_grad():
-            losses.append(model(batch_of(0, rows_of(mesh))).item())
             torch._foreach_mul_(fragment.params, 0.5)
     return losses
 
 
 @pytest.mark.parametrize("mesh", [MESH, KEEPS], ids=["reshards", "keeps"])
 def test_evaluation_sees_what_an_outer_step_wrote_into_the_shards(mesh: Mesh):
-    for rank, losses in enumerate(run_ranks(evaluate, 2, mesh)):
+    for rank, losses in enumerate(run_ranks(evaluate_twice, 2, mesh)):
         model = MODELS["gpt_neo"].build()
         for loss in losses:
             with torch.no_grad():

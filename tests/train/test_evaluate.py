@@ -1,5 +1,7 @@
 """Evaluation is a mean over samples and leaves no trace."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -21,11 +23,13 @@ def test_every_sample_weighs_the_same_whatever_its_batch():
 
 
 def test_a_model_measures_what_else_is_worth_knowing():
-    class Largest(Mean):
+    class Counting(Mean):
         def measure(self, batches):
-            return {"largest": max(batch["x"].max().item() for batch in batches)}
+            return {"above_1": (sum((batch["x"] > 1).sum().item() for batch in batches), 3), "unseen": (0, 0)}
 
-    assert evaluate(Largest(), [{"x": torch.arange(3.0)}]) == {"loss": 1.0, "largest": 2.0}
+    values = evaluate(Counting(), [{"x": torch.arange(3.0)}])
+    assert math.isnan(values.pop("unseen"))
+    assert values == {"loss": 1.0, "above_1": 1 / 3}
 
 
 def test_what_an_evaluation_draws_is_the_same_every_time():

@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from exported_outputs import output_of
 from train_processes import events
 from train_toy import Toy, toy_config
 
@@ -142,6 +143,46 @@ def test_language_models_load_with_transformers_alone_and_give_the_same_logits(t
     got = load_file(tmp_path / "logits")
     for folder, logits in expected.items():
         assert torch.equal(got[folder], logits), folder
+
+
+SPEECH = "hidden_size: 16, num_layers: 2, num_heads: 2, conv_size: 8, position_groups: 4, num_samples: 8000"
+OTHERS = {
+    "resnet": ["model={type: resnet, image_size: 16, num_channels: 1}", "data={type: images}"],
+    "wav2vec2": [f"model={{type: wav2vec2, {SPEECH}}}", "data={type: speech, source: formants, transcripts: false}"],
+    "wav2vec2_ctc": [f"model={{type: wav2vec2_ctc, {SPEECH}}}", "data={type: speech, source: formants}"],
+    "biggan": [
+        "model={type: biggan, width: 8, class_size: 8, chunk_size: 4}",
+        "data={type: images}",
+        "inner.optimizer={type: adversarial}",
+    ],
+}
+
+
+def test_models_of_images_and_sound_load_in_a_fresh_process_with_the_same_outputs(tmp_path):
+    """Weights are the anchors'; running statistics, moving averages and the like come from the same checkpoint."""
+    expected, folders = {}, {}
+    for name, options in OTHERS.items():
+        run_dir = tmp_path / name
+        config = load_config(
+            None,
+            [*options, "inner.batch_size=4", "outer.schedule.local_steps=2", "outer.schedule.warm_start_steps=0",
+             "train.steps=3", "train.eval_batches=1", f"train.run_dir={run_dir}"],
+        )  # fmt: skip
+        train(config)
+        folders[name] = str(tmp_path / "exported" / name)
+        assert export(run_dir, Path(folders[name])) == 3
+        built = build_model_spec(config).build(seed=9)
+        built.load_state_dict(Checkpoints(run_dir / "checkpoints", 0, {}).load(3)["model"], strict=False)
+        for param, anchor in zip(built.parameters(), anchors(run_dir, 3), strict=True):
+            param.data.copy_(anchor)
+        expected[name] = output_of(name, getattr(built, "network", built))
+    command = [sys.executable, str(HERE / "exported_outputs.py"), str(tmp_path / "outputs"), json.dumps(folders)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    got = load_file(tmp_path / "outputs")
+    for name, output in expected.items():
+        assert output.isfinite().all()
+        assert torch.equal(got[name], output), name
 
 
 def test_a_run_without_anchors_exports_its_weights(tmp_path):

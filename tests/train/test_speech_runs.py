@@ -1,9 +1,10 @@
 """Whole runs on speech: they resume bit for bit, masks included."""
 
+import math
 import shutil
 
 import pytest
-from train_processes import events, final_weights
+from train_processes import Job, events, final_weights, run_jobs, said, summary
 
 from isthmus.recipes import load_config
 from isthmus.train.place import find_place
@@ -60,3 +61,29 @@ def test_the_temperature_follows_the_rounds(tmp_path):
     part = trainer.run()
     assert set(part["evaluation"]) == {"loss", "contrastive_accuracy", "codevector_perplexity"}
     assert trainer.model.temperature.item() == pytest.approx(2 * 0.9**9)
+
+
+def test_a_worker_of_two_ranks_learns_and_measures(tmp_path):
+    """FSDP2 gathers for what a model measures, and each rank listens to its half of the validation data."""
+    jobs = [
+        Job(
+            [
+                MODELS[name],
+                "data={type: speech, source: formants}",
+                "outer.recipe=diloco",
+                "mesh.shard=2",
+                "train.steps=2",
+                "train.checkpoint_every=0",
+                f"train.run_dir={tmp_path / name}",
+            ],
+            workers_said=1,
+        )
+        for name in MODELS
+    ]
+    assert run_jobs(jobs, 2) == [0, 0], said(tmp_path / "wav2vec2", 0)
+    values = [summary(tmp_path / name)["evaluation"] for name in MODELS]
+    assert [set(each) for each in values] == [
+        {"loss", "contrastive_accuracy", "codevector_perplexity"},
+        {"loss", "word_error_rate", "character_error_rate"},
+    ]
+    assert all(math.isfinite(value) for each in values for value in each.values())

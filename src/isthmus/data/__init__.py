@@ -15,6 +15,7 @@ DATA = Registry(
         "speech": "isthmus.data.speech:Speech",
         "huggingface": "isthmus.data.huggingface:HuggingFace",
         "huggingface_images": "isthmus.data.huggingface_images:HuggingFaceImages",
+        "huggingface_speech": "isthmus.data.huggingface_speech:HuggingFaceSpeech",
     },
 )
 

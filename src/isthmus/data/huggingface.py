@@ -8,6 +8,7 @@ from typing import Any
 from isthmus.core.types import UserError
 from isthmus.data.bad import BadSamples
 from isthmus.data.hub import Place, check_column, find_places, load
+from isthmus.data.options import check_options
 from isthmus.data.packing import hold_out, pack
 from isthmus.data.shards import Shards
 from isthmus.data.streamed import StreamedCorpus
@@ -38,10 +39,7 @@ class HuggingFace:
     max_bad_samples: int = 10  # rows without text, unreadable files: passed over; one more ends the run
 
     def __post_init__(self) -> None:
-        if not 0 < self.validation_fraction < 1:
-            raise UserError(f"data: validation_fraction is {self.validation_fraction}; choose one between 0 and 1")
-        if self.max_bad_samples < 0:
-            raise UserError(f"data: max_bad_samples is {self.max_bad_samples}; choose at least 0")
+        check_options(self)
 
     def open(self, sequence_length: int) -> TokenCorpus | StreamedCorpus:
         """Find the text, to be cut into samples of `sequence_length` tokens."""

@@ -15,6 +15,7 @@ import numpy as np
 from isthmus.core.types import UserError
 from isthmus.data.bad import BadSamples
 from isthmus.data.indexed import IndexedCorpus, Indices
+from isthmus.data.options import check_options
 from isthmus.data.pictures import ImageSource, View
 from isthmus.data.split import held_out
 
@@ -48,12 +49,7 @@ class Images:
     max_bad_samples: int = 10  # images that cannot be read and are passed over; one more ends the run
 
     def __post_init__(self) -> None:
-        if not 0 < self.validation_fraction < 1:
-            raise UserError(f"data: validation_fraction is {self.validation_fraction}; choose one between 0 and 1")
-        if not 0 < self.smallest_crop <= 1:
-            raise UserError(f"data: smallest_crop is {self.smallest_crop}; choose one above 0 and at most 1")
-        if self.max_bad_samples < 0:
-            raise UserError(f"data: max_bad_samples is {self.max_bad_samples}; choose at least 0")
+        check_options(self)
 
     def open(self, image_size: int, num_channels: int) -> IndexedCorpus:
         """Find the images, to be read at this size in pixels and with 1 (grey) or 3 (colour) channels."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from isthmus.data.bad import BadSamples
+from isthmus.data.cached import map_once
 from isthmus.data.shuffle import permute
 from isthmus.data.tokenizer import Tokenizer
 
@@ -60,13 +60,10 @@ def pack(dataset: Any, column: str, tokenizer: Tokenizer, bad: BadSamples, witho
         bad: where rows without text go, which are passed over.
         without: rows that are left out.
     """
-    from datasets import Features, Value, config
-    from filelock import FileLock
+    from datasets import Value
 
     left_out = np.empty(0, np.int64) if without is None else without
     left_out_hash = hashlib.sha256(left_out.tobytes()).hexdigest()
-    parts = [_FORMAT, dataset._fingerprint, column, tokenizer.fingerprint, left_out_hash]
-    fingerprint = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     def tokenise(values: list[Any], numbers: list[int]) -> dict[str, list[Any]]:
         kept = ~_is_in(np.asarray(numbers, np.int64), left_out)
@@ -78,19 +75,16 @@ def pack(dataset: Any, column: str, tokenizer: Tokenizer, bad: BadSamples, witho
                 texts.append(value)
         return {"tokens": tokenizer.encode(texts)}
 
-    folder = Path(config.HF_DATASETS_CACHE).expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / f"isthmus-{fingerprint}.lock"):  # one worker of a machine does it, the others find it done
-        packed = dataset.map(
-            tokenise,
-            with_indices=True,
-            input_columns=[column],
-            batched=True,
-            remove_columns=dataset.column_names,
-            features=Features({"tokens": [Value(tokenizer.dtype.name)]}),
-            new_fingerprint=fingerprint,
-            desc="tokenising",
-        )
+    packed = map_once(
+        dataset,
+        tokenise,
+        [column],
+        [_FORMAT, tokenizer.fingerprint, left_out_hash],
+        {"tokens": [Value(tokenizer.dtype.name)]},
+        "tokenising",
+        with_indices=True,
+        batched=True,
+    )
     return ArrowTokens(packed.data.column("tokens"), tokenizer.dtype)
 
 

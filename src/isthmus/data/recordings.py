@@ -1,11 +1,13 @@
-"""Recordings in a folder, with what was said beside them."""
+"""Recordings that are found: in a folder, with what was said beside them, or in a table."""
 
 from __future__ import annotations
 
 import hashlib
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -19,23 +21,35 @@ _SUFFIXES = frozenset({".flac", ".wav"})
 
 @dataclass(frozen=True)
 class Recording:
-    """A file."""
+    """Where one is, and what is known of it."""
 
-    path: Path
-    name: str  # relative to the folder
+    place: str  # a file, or the row of a table
+    name: str  # of a file relative to the folder
     speaker: str  # where LibriSpeech's layout tells; else the name again
     num_samples: int
     text: str
 
 
-class FolderRecordings:
-    """Some recordings of a folder. In the place of one that turns out to be damaged the next one is heard.
+class FoundRecordings:
+    """Recordings by number. In the place of one that turns out to be damaged the next one is heard.
 
-    Whether one is damaged is found out anew at every reading, so that what is heard depends on the files alone.
+    Whether one is damaged is found out anew at every reading, so that what is heard depends on the data alone.
+
+    Args:
+        recordings: of one side.
+        num_samples: that are heard at most.
+        bad: where those go that turn out to be damaged.
+        load: finds what is in a place.
     """
 
-    def __init__(self, recordings: list[Recording], num_samples: int, bad: BadSamples) -> None:
-        self._recordings, self._num_samples, self._bad = recordings, num_samples, bad
+    def __init__(
+        self,
+        recordings: list[Recording],
+        num_samples: int,
+        bad: BadSamples,
+        load: Callable[[str], Path | BinaryIO] = Path,
+    ) -> None:
+        self._recordings, self._num_samples, self._bad, self._load = recordings, num_samples, bad, load
         known = "".join(f"{each.name} {each.num_samples} {each.text}\n" for each in recordings)
         self.fingerprint = f"{hashlib.sha256(known.encode()).hexdigest()} {num_samples}"
 
@@ -60,9 +74,9 @@ class FolderRecordings:
             spare = max(0, recording.num_samples - self._num_samples)
             start = 0 if seed is None else int(np.random.default_rng(seed).integers(spare, endpoint=True))
             try:
-                return read_sound(recording.path, start, recording.num_samples - spare), recording.text
+                return read_sound(self._load(recording.place), start, recording.num_samples - spare), recording.text
             except OSError as error:
-                self._bad.add(str(recording.path), error)
+                self._bad.add(recording.place, error)
         raise UserError("data: all recordings are damaged; give others")
 
 
@@ -83,12 +97,13 @@ def find_recordings(root: Path, sample_rate: int, bad: BadSamples, transcripts: 
         lines, name = said[path.parent], path.relative_to(root).as_posix()
         speaker = path.stem.split("-", 1)[0] if path.stem in lines else name
         try:
-            num_samples = _length(path, sample_rate)
+            num_samples, rate = look_into(path)
+            check_rate(str(path), rate, sample_rate)
             text = _text(path, lines) if transcripts else ""
         except OSError as error:
             bad.add(str(path), error)
             continue
-        recordings.append(Recording(path, name, speaker, num_samples, text))
+        recordings.append(Recording(str(path), name, speaker, num_samples, text))
     return recordings
 
 
@@ -100,7 +115,20 @@ def split(recordings: list[Recording], fraction: float) -> tuple[list[Recording]
     ]
 
 
-def read_sound(path: Path, start: int, num_samples: int) -> Sound:
+def without_longer(recordings: list[Recording], num_samples: int) -> list[Recording]:
+    """Those whose whole text is heard; how many others there are is said."""
+    fitting = [each for each in recordings if each.num_samples <= num_samples]
+    if len(fitting) < len(recordings):
+        print(
+            f"data: {len(recordings) - len(fitting)} of {len(recordings)} recordings are longer than {num_samples} "
+            "samples and left out, as their transcripts would not fit",
+            file=sys.stderr,
+            flush=True,
+        )
+    return fitting
+
+
+def read_sound(file: Path | BinaryIO, start: int, num_samples: int) -> Sound:
     """`num_samples` samples from `start` on, as float32; several channels become their mean.
 
     Raises:
@@ -108,7 +136,7 @@ def read_sound(path: Path, start: int, num_samples: int) -> Sound:
     """
     soundfile = _soundfile()
     try:
-        sound, _ = soundfile.read(path, start=start, frames=num_samples, dtype="float32", always_2d=True)
+        sound, _ = soundfile.read(file, start=start, frames=num_samples, dtype="float32", always_2d=True)
     except soundfile.SoundFileError as error:
         raise OSError(_reason(error)) from error
     if len(sound) < num_samples:
@@ -117,21 +145,29 @@ def read_sound(path: Path, start: int, num_samples: int) -> Sound:
     return mean
 
 
-def _length(path: Path, sample_rate: int) -> int:
-    """Samples in a file, as its header says."""
+def look_into(file: Path | BinaryIO) -> tuple[int, int]:
+    """How many samples there are, and how many a second, as the header says.
+
+    Raises:
+        OSError: there are none, or the header cannot be read.
+    """
     soundfile = _soundfile()
     try:
-        known = soundfile.info(path)
+        known = soundfile.info(file)
     except soundfile.SoundFileError as error:
         raise OSError(_reason(error)) from error
-    if known.samplerate != sample_rate:
-        raise UserError(
-            f"data: {str(path)!r} has {known.samplerate} samples a second, the model {sample_rate}: "
-            f"resample the recordings, or set model.sample_rate to {known.samplerate}"
-        )
     if not known.frames:
         raise OSError("it is empty")
-    return int(known.frames)
+    return int(known.frames), int(known.samplerate)
+
+
+def check_rate(place: str, rate: int, wanted: int) -> None:
+    """Refuse a recording with another number of samples a second than the model's."""
+    if rate != wanted:
+        raise UserError(
+            f"data: {place!r} has {rate} samples a second, the model {wanted}: "
+            f"resample the recordings, or set model.sample_rate to {rate}"
+        )
 
 
 def _read_lines(folder: Path) -> dict[str, str]:

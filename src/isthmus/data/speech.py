@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +15,8 @@ from isthmus.data.bad import BadSamples
 from isthmus.data.formants import Sound
 from isthmus.data.indexed import IndexedCorpus, Indices
 from isthmus.data.made_speech import SPEAKERS, MadeRecordings, choose_maker
-from isthmus.data.recordings import FolderRecordings, find_recordings, split
+from isthmus.data.options import check_options
+from isthmus.data.recordings import FoundRecordings, find_recordings, split, without_longer
 from isthmus.data.split import held_out
 from isthmus.inner.step import Batch
 
@@ -69,17 +70,12 @@ class Speech:
     max_bad_samples: int = 10
 
     def __post_init__(self) -> None:
-        if not 0 < self.validation_fraction < 1:
-            raise UserError(f"data: validation_fraction is {self.validation_fraction}; choose one between 0 and 1")
-        if self.max_bad_samples < 0:
-            raise UserError(f"data: max_bad_samples is {self.max_bad_samples}; choose at least 0")
+        check_options(self)
 
     def open(self, sample_rate: int, num_samples: int) -> IndexedCorpus:
         """Find the recordings, and look into each one's header."""
         sides = self._made(sample_rate, num_samples) if self.source in _MADE else self._found(sample_rate, num_samples)
-        longest = max(side.longest_text() for side in sides) if self.transcripts else None
-        train, validation = (SpeechSource(side, sample_rate, num_samples, longest) for side in sides)
-        return IndexedCorpus(train, validation, {"vocab_size": len(VOCABULARY)} if self.transcripts else {})
+        return corpus_of(sides, sample_rate, num_samples, self.transcripts)
 
     def _made(self, sample_rate: int, num_samples: int) -> list[Recordings]:
         maker = choose_maker(self.source)
@@ -95,15 +91,15 @@ class Speech:
             found = find_recordings(root, sample_rate, bad, self.transcripts)
         except OSError as error:
             raise UserError(f"data: cannot read {error.filename!r}: {error.strerror}") from error
-        usable = [each for each in found if not self.transcripts or each.num_samples <= num_samples]
-        if len(usable) < len(found):
-            print(
-                f"data: {len(found) - len(usable)} of {len(found)} recordings are longer than {num_samples} samples "
-                "and left out, as their transcripts would not fit",
-                file=sys.stderr,
-                flush=True,
-            )
-        return [FolderRecordings(side, num_samples, bad) for side in split(usable, self.validation_fraction)]
+        usable = without_longer(found, num_samples) if self.transcripts else found
+        return [FoundRecordings(side, num_samples, bad) for side in split(usable, self.validation_fraction)]
+
+
+def corpus_of(sides: Sequence[Recordings], sample_rate: int, num_samples: int, transcripts: bool) -> IndexedCorpus:
+    """Recordings to train on and to evaluate with, as batches for a model; with what is said where it is asked for."""
+    longest = max(side.longest_text() for side in sides) if transcripts else None
+    train, validation = (SpeechSource(side, sample_rate, num_samples, longest) for side in sides)
+    return IndexedCorpus(train, validation, {"vocab_size": len(VOCABULARY)} if transcripts else {})
 
 
 class SpeechSource:

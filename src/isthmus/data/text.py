@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from isthmus.core.types import UserError
+from isthmus.data.options import check_options
 from isthmus.data.split import held_out, walk
 from isthmus.data.tokens import TokenCorpus, Tokens
 
@@ -30,8 +31,7 @@ class Text:
     validation_fraction: float = 0.05
 
     def __post_init__(self) -> None:
-        if not 0 < self.validation_fraction < 1:
-            raise UserError(f"data: validation_fraction is {self.validation_fraction}; choose one between 0 and 1")
+        check_options(self)
 
     def open(self, sequence_length: int) -> TokenCorpus:
         """Read the text and cut it into samples of `sequence_length` bytes."""

@@ -23,9 +23,9 @@ Precision = Literal["float32", "bfloat16", "float16"]
 class SupervisedStep:
     """Trains `model`, a module that maps a batch to its mean loss, on one batch a call.
 
-    A step whose gradient is not finite (loss, overflow in float16) is skipped: weights and optimizer stay as
-    they were, the step still counts. The decision depends on gradients alone, which a non-finite loss turns
-    into nan, so ranks that share gradients (DDP, FSDP2) skip together.
+    A step whose gradient is not finite (loss, overflow in float16) is skipped: weights, buffers of floating point
+    (running statistics) and optimizer stay as they were, the step still counts. The decision depends on gradients
+    alone, which a non-finite loss turns into nan, so ranks that share gradients (DDP, FSDP2) skip together.
 
     The loss scale of float16 lives in here only: weights are float32 and unscaled at every moment.
     """
@@ -69,6 +69,8 @@ class SupervisedStep:
         self.skipped_steps = 0
         self._forward = torch.compile(model) if compile else model
         self._params = [param for param in model.parameters() if param.requires_grad]
+        self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        self._kept = [torch.empty_like(buffer) for buffer in self._buffers]  # as they were before the present step
         self._peak_lrs = [group["lr"] for group in optimizer.param_groups]
         scaled = precision == "float16"
         if mesh is None:
@@ -86,11 +88,14 @@ class SupervisedStep:
         factor = self.lr_schedule(self.progress)
         for group, peak in zip(self.optimizer.param_groups, self._peak_lrs, strict=True):
             group["lr"] = peak * factor
+        _copy(self._buffers, self._kept)
         loss = self._accumulate(batch)
         self._scaler.unscale_(self.optimizer)
         norm = self._clip()
         skipped = not math.isfinite(norm)
-        if not skipped:
+        if skipped:
+            _copy(self._kept, self._buffers)
+        else:
             self._scaler.step(self.optimizer)
         self._scaler.update()
         self.optimizer.zero_grad()
@@ -169,3 +174,8 @@ class SupervisedStep:
         if self.clip_norm is not None and self.clip_norm < value < math.inf:
             nn.utils.clip_grads_with_norm_(self._params, self.clip_norm, norm)
         return value
+
+
+def _copy(source: list[torch.Tensor], target: list[torch.Tensor]) -> None:
+    if source:
+        torch._foreach_copy_(target, source)

@@ -2,8 +2,8 @@
 
 A module may also have
 
-- `measure(batches) -> {name: value}`: what is worth knowing of it beside its loss (accuracy, word error rate), over
-  batches on its device, in evaluation mode;
+- `measure(batches) -> {name: (total, count)}`: what is worth knowing of it beside its loss (accuracy, word error rate),
+  over batches on its device, in evaluation mode; the value is total / count, both summed over those who share the work;
 - `buffer_rules`: what becomes of its buffers when workers sync (`isthmus.core.buffer_rules`);
 - `after_sync(num_steps)`: called with the anchors in its parameters after every round (num_steps inner steps), to
   compute what all workers compute alike, such as moving averages of the anchors.

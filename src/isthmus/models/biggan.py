@@ -123,11 +123,11 @@ class GAN(nn.Module):
         return generator.eval()
 
     @torch.no_grad()
-    def measure(self, batches: list[Batch]) -> dict[str, float]:
+    def measure(self, batches: list[Batch]) -> dict[str, tuple[float, float]]:
         """What images of the averaged generator are worth, as many as there are real ones and of the same classes.
 
         Returns:
-            frechet_distance: see `isthmus.models.frechet`.
+            frechet_distance: see `isthmus.models.frechet`; of all images together.
             class_agreement: share of them whose nearest real image is of the class that was asked for.
         """
         generator = self.averaged_generator(batches[0]["label"])
@@ -135,8 +135,8 @@ class GAN(nn.Module):
         real = random_features(torch.cat([batch["image"] for batch in batches]))
         generated = random_features(torch.cat([generator(self.draw(b["label"]), b["label"]) for b in batches]))
         return {
-            "frechet_distance": frechet_distance(real, generated),
-            "class_agreement": class_agreement(real, labels, generated, labels),
+            "frechet_distance": (frechet_distance(real, generated), 1),
+            "class_agreement": (class_agreement(real, labels, generated, labels), 1),
         }
 
     def _overlap(self) -> torch.Tensor:

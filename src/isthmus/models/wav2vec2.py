@@ -179,7 +179,7 @@ class Pretraining(nn.Module):
         return loss / masked.sum()
 
     @torch.no_grad()
-    def measure(self, batches: list[Batch]) -> dict[str, float]:
+    def measure(self, batches: list[Batch]) -> dict[str, tuple[float, float]]:
         """How often the right frame is found among the negatives, and how many entries of the codebooks are in use.
 
         Contrastive accuracy: of all masked frames; a tie with negatives of the same code counts as a guess among them,
@@ -197,7 +197,7 @@ class Pretraining(nn.Module):
             hits += (~(closer & ~same).any(dim=1) / (1 + same.sum(dim=1))).sum().item()
             num_masked += len(found)
             perplexity += outputs.codevector_perplexity.item()
-        return {"contrastive_accuracy": hits / num_masked, "codevector_perplexity": perplexity / len(batches)}
+        return {"contrastive_accuracy": (hits, num_masked), "codevector_perplexity": (perplexity, len(batches))}
 
     def after_sync(self, num_steps: int) -> None:
         """Lower the temperature of the quantiser's choice, alike everywhere."""

@@ -105,8 +105,8 @@ class Recogniser(nn.Module):
         return loss
 
     @torch.no_grad()
-    def measure(self, batches: list[Batch]) -> dict[str, float]:
-        """Words and letters that are wrong, missing or too many, as a share of those said; the likeliest is taken."""
+    def measure(self, batches: list[Batch]) -> dict[str, tuple[float, float]]:
+        """Words and letters that are wrong, missing or too many, of those said; the likeliest is taken."""
         errors, counts = {"word": 0, "character": 0}, {"word": 0, "character": 0}
         for batch in batches:
             _check_text(batch)
@@ -118,7 +118,7 @@ class Recogniser(nn.Module):
                 for name, of in (("word", _words), ("character", list)):
                     errors[name] += edit_distance(of(said), of(understood))
                     counts[name] += len(of(said))
-        return {f"{name}_error_rate": errors[name] / max(1, counts[name]) for name in errors}
+        return {f"{name}_error_rate": (errors[name], counts[name]) for name in errors}
 
 
 def decode(frames: Sequence[int]) -> list[int]:

@@ -1,6 +1,6 @@
 """One worker on many ranks: FSDP2 and tensor parallelism, as they would be without other workers."""
 
-from isthmus.parallel.fsdp import apply_fsdp
+from isthmus.parallel.fsdp import apply_fsdp, reshard
 from isthmus.parallel.gradient import WorkerGradScaler, clip_gradient, gradient_norm
 from isthmus.parallel.mesh import Coordinates, Mesh, mean_over_shards, open_mesh, sum_over
 from isthmus.parallel.tensor import apply_tp, tensor_plan
@@ -15,6 +15,7 @@ __all__ = [
     "gradient_norm",
     "mean_over_shards",
     "open_mesh",
+    "reshard",
     "sum_over",
     "tensor_plan",
 ]

@@ -7,7 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 
 from isthmus.core.types import UserError
 from isthmus.parallel.mesh import Mesh
@@ -32,13 +38,15 @@ def apply_fsdp(model: nn.Module, mesh: Mesh, device_mesh: DeviceMesh) -> None:
     for block in max(lists, key=len, default=nn.ModuleList()):
         fully_shard(block, **options)
     fully_shard(model, **options)
-    if not mesh.reshard_after_forward:
-        model.register_forward_hook(_reshard_in_evaluation)
+    if hasattr(model, "measure"):
+        register_fsdp_forward_method(model, "measure")  # it, too, gathers what it computes with
 
 
-def _reshard_in_evaluation(model: nn.Module, inputs: Any, output: Any) -> None:
-    """Free what no backward pass will free: the next forward pass must see what became of the shards meanwhile."""
-    if not torch.is_grad_enabled():
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+def reshard(model: nn.Module) -> None:
+    """Free what was gathered for forward passes that no backward pass followed; nothing where nothing is sharded.
+
+    Otherwise the next forward pass would not see what became of the shards meanwhile.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from isthmus.inner.step import Batch
 from isthmus.models import CausalLM
+from isthmus.parallel import mean_over_shards, reshard
 
 _LARGEST = 700.0  # whose exponential is a float
 _SEED = 0  # of whatever an evaluation draws (masks, latents): the same every time
@@ -21,6 +23,7 @@ def evaluate(
     batches: list[Batch],
     device: torch.device | str = "cpu",
     forward: Callable[[Batch], torch.Tensor] | None = None,
+    mesh: DeviceMesh | None = None,
 ) -> dict[str, float]:
     """Loss (mean over all samples of `batches`), and what else the model measures; the model is left as it was.
 
@@ -29,6 +32,7 @@ def evaluate(
         batches: samples along the first dimension.
         device: where the model is.
         forward: what maps a batch to the mean of its losses where the model is only a part of that.
+        mesh: of a worker of several ranks, which make the call together, each with its rows of the batches.
     """
     was_training = model.training
     model.eval()
@@ -36,19 +40,21 @@ def evaluate(
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(_SEED)
         there = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]
-        values = {"loss": _mean_loss(forward or model, there)}
-        if isinstance(model, CausalLM):
-            values["perplexity"] = math.exp(values["loss"]) if values["loss"] < _LARGEST else math.inf
+        sums = {"loss": _sum_of_losses(forward or model, there)}
         if hasattr(model, "measure"):
-            values |= model.measure(there)
+            sums |= model.measure(there)
     model.train(was_training)
+    reshard(model)
+    if mesh is not None:
+        means = mean_over_shards(torch.tensor(list(sums.values()), dtype=torch.float64), mesh)
+        sums = dict(zip(sums, means.tolist(), strict=True))
+    values = {name: total / count if count else math.nan for name, (total, count) in sums.items()}
+    if isinstance(model, CausalLM):
+        values["perplexity"] = math.exp(values["loss"]) if values["loss"] < _LARGEST else math.inf
     return values
 
 
-def _mean_loss(forward: Callable[[Batch], torch.Tensor], batches: list[Batch]) -> float:
-    total, num_samples = 0.0, 0
-    for batch in batches:
-        size = len(next(iter(batch.values())))
-        total += size * forward(batch).item()
-        num_samples += size
-    return total / num_samples
+def _sum_of_losses(forward: Callable[[Batch], torch.Tensor], batches: list[Batch]) -> tuple[float, float]:
+    """The sum of all samples' losses; how many samples there are."""
+    sizes = [len(next(iter(batch.values()))) for batch in batches]
+    return sum(size * forward(batch).item() for size, batch in zip(sizes, batches, strict=True)), sum(sizes)

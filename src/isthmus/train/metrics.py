@@ -2,7 +2,8 @@
 
 Events of `metrics/worker-k.jsonl`, all counted for this worker alone:
 
-    {"event": "step", "step", "loss", "tokens", "seconds", "lr", "grad_norm"}     tokens, seconds: since the beginning
+    {"event": "step", "step", "tokens", "seconds", "loss", "grad_norm", "lr"}     tokens, seconds: since the beginning;
+                                                             and what else the inner step tells ("generator_loss")
     {"event": "sync", "step", "outer_step", "fragment", "committed", "sent_bytes", "received_bytes", "seconds",
      "hidden_seconds", "num_peers", "norm", "cosine", "effort", "reason"}                   bytes, seconds: of this sync
     {"event": "eval", "step", "loss", "of": "anchor"}                             "model" where there is no anchor
@@ -130,6 +131,20 @@ class Totals:
         self.received_bytes += report.received_bytes
         self.sync_seconds += report.seconds
         self.hidden_seconds += report.hidden_seconds
+
+
+def part_of_summary(recipe: str, workers: int, totals: Totals, **known: Any) -> dict[str, Any]:
+    """A worker's part of the summary: `known`, what the run was, and what it came to."""
+    evaluation = known["evaluation"]
+    return {
+        "recipe": recipe,
+        "workers": workers,
+        "tokens_per_worker": totals.tokens,
+        "compute_seconds": totals.compute_seconds,
+        "eval_loss": evaluation["loss"] if evaluation else None,
+        **asdict(totals),
+        **known,
+    }
 
 
 def join_parts(parts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -45,11 +45,10 @@ class Place:
         return self.world_rank // self.mesh.tp
 
     def own_rows(self, batch: Batch) -> Batch:
-        """This rank's slice of the worker's batch."""
-        if self.mesh.shard == 1:
-            return batch
-        shard = self.mesh.coordinates(self.rank).shard
-        return {name: tensor.chunk(self.mesh.shard)[shard] for name, tensor in batch.items()}
+        """This rank's slice of the worker's batch; samples that do not make up a row for every slice are left out."""
+        shard, num_shards = self.mesh.coordinates(self.rank).shard, self.mesh.shard
+        size = len(next(iter(batch.values()))) // num_shards
+        return {name: tensor[shard * size : (shard + 1) * size] for name, tensor in batch.items()}
 
 
 def find_place(config: RunConfig) -> Place:

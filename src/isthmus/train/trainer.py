@@ -24,7 +24,7 @@ from isthmus.train.common_steps import Unsaved, newest_common
 from isthmus.train.data_parallel import DataParallel
 from isthmus.train.evaluate import evaluate
 from isthmus.train.folder import metrics_path, reason_of, say, write_file, write_summary
-from isthmus.train.metrics import MetricsFile, Totals
+from isthmus.train.metrics import MetricsFile, Totals, part_of_summary
 from isthmus.train.place import Place, peers_named
 from isthmus.train.reshard import Holding, load_resharded
 from isthmus.train.stopping import Stopping
@@ -49,13 +49,15 @@ class Trainer:
         stages = assemble.spread(config, model_spec, self.model, place.device_mesh)
         self.stream = self._open_stream(corpus)
         num_samples = config.train.eval_batches * config.inner.batch_size
-        self.validation = corpus.validation(config.inner.batch_size, num_samples) if self.worker == 0 else []
+        validation = corpus.validation(config.inner.batch_size, num_samples) if self.worker == 0 else []
+        self.validation = [place.own_rows(batch) for batch in validation]
         folder = self.run_dir / "checkpoints"
         self.checkpoints = Checkpoints(folder, self.worker, layout, place.rank, place.mesh, say)
         self.totals = Totals()
         self.evaluation: dict[str, float] | None = None
         self.method: OuterLoop | DataParallel = self._build_method()
         self.clock = self.method.transport.now
+        self._inner_step_needs_others = isinstance(self.method, DataParallel) or place.mesh.num_ranks > 1
         options = {"wrap": self.method.wrap} if isinstance(self.method, DataParallel) else {}
         self.inner_step = assemble.build_inner_step(config, self.model, place.device_mesh, stages, **options)
         self._metrics_bytes = 0
@@ -135,7 +137,7 @@ class Trainer:
         train = self.config.train
         batch = {name: tensor.to(self.device) for name, tensor in next(self.stream).items()}
         begin = self.clock()
-        with peers_named(self.method.transport, self.totals.steps) if self._shares_gradients else nullcontext():
+        with peers_named(self.method.transport, self.totals.steps) if self._inner_step_needs_others else nullcontext():
             metrics = self.inner_step(self.place.own_rows(batch))
         reports = self.method.step()
         if isinstance(self.method, DataParallel):
@@ -160,11 +162,6 @@ class Trainer:
             self._save(finished=False)
 
     @property
-    def _shares_gradients(self) -> bool:
-        """Whether an inner step needs other processes."""
-        return isinstance(self.method, DataParallel) or self.place.mesh.num_ranks > 1
-
-    @property
     def position(self) -> int:
         """Steps of the whole run that are done."""
         return self.totals.steps
@@ -174,8 +171,7 @@ class Trainer:
         return open_stream(corpus, train.seed, self.config.inner.batch_size, self.worker, train.workers)
 
     def _stream_state(self) -> State:
-        state: State = self.stream.state_dict()
-        return state
+        return dict(self.stream.state_dict())
 
     def _restore_inner_step(self, state: State) -> None:
         optimizer = sharded_optimizer_state(self.inner_step.optimizer, state["optimizer"])
@@ -202,12 +198,11 @@ class Trainer:
 
     def _note(self, reports: list[SyncReport]) -> None:
         """Write down and count syncs; they prove which checkpoints everybody has, so older ones can go."""
+        method, schedule = self.method, self.config.outer.schedule
         for report in reports:
             self.metrics.write_sync(self.position, report)
             self.totals.add(report)
-        method, schedule = self.method, self.config.outer.schedule
-        if isinstance(method, OuterLoop):
-            for _ in [each for each in reports if each.committed and each.fragment == method.fragments[-1].name]:
+            if isinstance(method, OuterLoop) and report.committed and report.fragment == method.fragments[-1].name:
                 self._follow(method.rounds.num_steps(self.position))
         if reports:
             sent_at = self.position - (schedule.overlap_steps if schedule else 0)
@@ -215,7 +210,7 @@ class Trainer:
 
     def _log(self, metrics: dict[str, float]) -> None:
         totals = self.totals
-        values = {name: metrics[name] for name in ("loss", "lr", "grad_norm")}
+        values = {name: value for name, value in metrics.items() if name != "skipped"}
         self.metrics.write("step", step=self.position, tokens=totals.tokens, seconds=totals.train_seconds, **values)
         rate = totals.tokens / max(totals.train_seconds, 1e-9)
         with suppress(OSError):  # the log's disk is full
@@ -241,7 +236,7 @@ class Trainer:
             subject, look = "anchor", anchored(self.method.fragments)
         with torch.no_grad(), look:
             forward = self.inner_step.pipeline.evaluate if isinstance(self.inner_step, PipelinedStep) else None
-            self.evaluation = evaluate(self.model, self.validation, self.device, forward)
+            self.evaluation = evaluate(self.model, self.validation, self.device, forward, self.place.device_mesh)
         self.metrics.write("eval", step=self.position, **self.evaluation, of=subject)
 
     def _save(self, finished: bool, last: bool = False) -> None:
@@ -281,33 +276,25 @@ class Trainer:
 
     def _end(self, finished: bool) -> dict[str, Any]:
         """Write the summary; raise what could not be kept."""
+        part = part_of_summary(
+            self.config.outer.recipe,
+            self.config.train.workers,
+            self.totals,
+            worker=self.worker,
+            steps=self.position,
+            finished=finished,
+            num_parameters=self._num_parameters,
+            evaluation=self.evaluation,
+            anchor_hash=self._anchor_hash,
+            config_hash=assemble.config_hash(self.config),
+            micro_batch_size=self.inner_step.micro_batch_size or self.config.inner.batch_size,
+        )
         try:
-            part = self._write_summary(finished)
+            if self.place.speaks:
+                write_summary(self.run_dir, part, self.config.train.workers)
         except OSError as error:
             lost = NotSaved(f"the summary cannot be written to {self.run_dir} ({reason_of(error)}): make room there")
             raise self._not_saved or lost from error
         if self._not_saved is not None:
             raise self._not_saved
-        return part
-
-    def _write_summary(self, finished: bool) -> dict[str, Any]:
-        totals, num_workers = self.totals, self.config.train.workers
-        part = {
-            "worker": self.worker,
-            "recipe": self.config.outer.recipe,
-            "workers": num_workers,
-            "finished": finished,
-            "tokens_per_worker": totals.tokens,
-            "num_parameters": self._num_parameters,
-            "eval_loss": self.evaluation["loss"] if self.evaluation else None,
-            "evaluation": self.evaluation,
-            "anchor_hash": self._anchor_hash,
-            "config_hash": assemble.config_hash(self.config),
-            "micro_batch_size": self.inner_step.micro_batch_size or self.config.inner.batch_size,
-            "compute_seconds": totals.compute_seconds,
-            **asdict(totals),
-            "steps": self.position,
-        }
-        if self.place.speaks:
-            write_summary(self.run_dir, part, num_workers)
         return part

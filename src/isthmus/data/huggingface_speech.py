@@ -1,0 +1,110 @@
+"""Speech of the `datasets` library: files here, or a name on the Hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from isthmus.core.types import UserError
+from isthmus.data.bad import BadSamples
+from isthmus.data.cached import map_once
+from isthmus.data.hub import check_column, find_places
+from isthmus.data.indexed import IndexedCorpus
+from isthmus.data.options import check_options
+from isthmus.data.packing import Rows
+from isthmus.data.recordings import FoundRecordings, Recording, check_rate, look_into, without_longer
+from isthmus.data.sides import load_sides
+from isthmus.data.speech import corpus_of
+
+
+@dataclass(frozen=True)
+class HuggingFaceSpeech:
+    """Recordings, on disk, in the batches of `speech`.
+
+    Each one's header is looked into once, which the cache of `datasets` remembers. The validation data are
+    `validation_split`, or else rows chosen by their number, alike on all machines.
+    """
+
+    name: str  # a folder, a file or pattern of files, their address, or a name on the Hub
+    config: str | None = None
+    split: str = "train"
+    validation_split: str | None = None
+    validation_fraction: float = 0.05  # of the rows, where there is no validation_split
+    audio_column: str = "audio"
+    text_column: str = "text"
+    transcripts: bool = True  # read what was said, and leave out recordings that are longer than a sample
+    max_bad_samples: int = 10  # rows without sound or text: passed over; one more ends the run
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def open(self, sample_rate: int, num_samples: int) -> IndexedCorpus:
+        """Find the recordings, and look into each one's header."""
+        bad, sides = BadSamples(self.max_bad_samples), list[FoundRecordings]()
+        for dataset, rows in load_sides(*find_places(self), self.validation_fraction, bad):
+            sounds = self._sounds(dataset)
+            found = self._recordings(dataset, sounds, rows, sample_rate, bad)
+            usable = without_longer(found, num_samples) if self.transcripts else found
+            sides.append(FoundRecordings(usable, num_samples, bad, self._loader(sounds)))
+        return corpus_of(sides, sample_rate, num_samples, self.transcripts)
+
+    def _sounds(self, dataset: Any) -> Any:
+        """The column of sound alone, as the bytes of its files."""
+        from datasets import Audio
+
+        check_column(self.name, "audio_column", self.audio_column, dataset.column_names)
+        if not isinstance(dataset.features[self.audio_column], Audio):
+            raise UserError(
+                f"data: column {self.audio_column!r} of {self.name!r} does not hold sound: set data.audio_column"
+            )
+        return dataset.select_columns([self.audio_column]).cast_column(self.audio_column, Audio(decode=False))
+
+    def _recordings(self, dataset: Any, sounds: Any, rows: Rows, sample_rate: int, bad: BadSamples) -> list[Recording]:
+        from datasets import Value
+
+        features = {"num_samples": Value("int64"), "rate": Value("int64"), "problem": Value("string")}
+        headers = map_once(sounds, _header, [self.audio_column], [], features, "looking into recordings")[:]
+        texts = self._texts(dataset) if self.transcripts else None
+        recordings = []
+        for row in rows.tolist():
+            place, problem = f"row {row} of {dataset.split}", headers["problem"][row]
+            said = "" if texts is None else texts[row]
+            text = " ".join(said.upper().split()) if isinstance(said, str) else ""
+            if problem or (texts is not None and not text):
+                bad.add(place, OSError(problem or "it has no transcript"))
+                continue
+            check_rate(place, headers["rate"][row], sample_rate)
+            recordings.append(Recording(place, place, place, headers["num_samples"][row], text))
+        return recordings
+
+    def _loader(self, sounds: Any) -> Callable[[str], Path | BinaryIO]:
+        return lambda place: _file(sounds[int(place.split()[1])][self.audio_column])
+
+    def _texts(self, dataset: Any) -> list[Any]:
+        check_column(self.name, "text_column", self.text_column, dataset.column_names)
+        texts: list[Any] = dataset.select_columns([self.text_column])[:][self.text_column]
+        return texts
+
+
+def _header(audio: dict[str, Any]) -> dict[str, Any]:
+    try:
+        num_samples, rate = look_into(_file(audio))
+    except OSError as error:
+        return {"num_samples": 0, "rate": 0, "problem": error.strerror or str(error)}
+    return {"num_samples": num_samples, "rate": rate, "problem": ""}
+
+
+def _file(audio: dict[str, Any] | None) -> Path | BinaryIO:
+    """What a cell holds: the bytes of a file, or where it is.
+
+    Raises:
+        OSError: neither.
+    """
+    if audio and audio["bytes"] is not None:
+        return BytesIO(audio["bytes"])
+    if audio and audio["path"] is not None:
+        return Path(audio["path"])
+    raise OSError("it has no sound")

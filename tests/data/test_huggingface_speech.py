@@ -1,0 +1,146 @@
+"""Speech of the `datasets` library, from real Parquet files with FLAC in them."""
+
+import io
+
+import datasets
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from isthmus.core import UserError
+from isthmus.data import DATA, LineStream
+from isthmus.data.huggingface_speech import HuggingFaceSpeech
+from isthmus.data.speech import VOCABULARY, normalised
+
+RATE, SIZE, ROWS = 16_000, 4000, 40
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+pytestmark = pytest.mark.usefixtures("offline")
+
+
+def tone(number: int) -> np.ndarray:
+    """A sound that no other number has, and of another length."""
+    return (0.3 * np.sin(2 * np.pi * (200 + 10 * number) * np.arange(3000 + number) / RATE)).astype(np.float32)
+
+
+def flac(sound: np.ndarray, rate: int = RATE) -> dict[str, bytes | None]:
+    file = io.BytesIO()
+    soundfile.write(file, sound, rate, format="FLAC")
+    return {"bytes": file.getvalue(), "path": None}
+
+
+def said(number: int) -> str:
+    return f"{WORDS[number // 10]} {WORDS[number % 10]}"
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes rows, which a test may have changed, as the Hub keeps them; returns the path."""
+
+    def write(changed: dict[int, dict] | None = None, name: str = "speech"):
+        rows = [{"audio": flac(tone(number)), "text": said(number)} for number in range(ROWS)]
+        for number, change in (changed or {}).items():
+            rows[number] |= change
+        features = datasets.Features({"audio": datasets.Audio(), "text": datasets.Value("string")})
+        path = tmp_path / f"{name}.parquet"
+        datasets.Dataset.from_list(rows, features).to_parquet(path)
+        return str(path)
+
+    return write
+
+
+def open_rows(path: str, **options):
+    return HuggingFaceSpeech(path, **{"validation_fraction": 0.1, **options}).open(RATE, SIZE)
+
+
+def numbers(batch) -> list[int]:
+    """Which recordings a batch holds, by their lengths."""
+    return (batch["length"] - 3000).tolist()
+
+
+def text_of(row: torch.Tensor) -> str:
+    return "".join(VOCABULARY[number] for number in row.tolist() if number >= 0).replace("|", " ").lower()
+
+
+def test_workers_hear_disjoint_recordings_with_their_texts_and_together_all(write):
+    corpus = open_rows(write())
+    assert corpus.sizes == {"vocab_size": len(VOCABULARY)}
+    streams = [LineStream(corpus.samples(seed=1), 3, worker, 2) for worker in range(2)]
+    batches = [next(stream) for stream in streams for _ in range(6)]
+    held_out = corpus.validation(4)
+    heard = [number for batch in [*batches, *held_out] for number in numbers(batch)]
+    assert sorted(heard) == list(range(ROWS))
+    assert sum(len(batch["length"]) for batch in held_out) == 4
+    for batch in batches:
+        for number, audio, text in zip(numbers(batch), batch["audio"], batch["text"], strict=True):
+            assert text_of(text) == said(number)
+            expected = torch.from_numpy(normalised(tone(number)))
+            torch.testing.assert_close(audio[: 3000 + number], expected, atol=1e-3, rtol=0)  # 16 bits
+            assert not audio[3000 + number :].any()
+
+
+def test_without_transcripts_a_part_of_a_long_recording_is_heard(write):
+    path = write({5: {"audio": flac(np.tile(tone(5), 3)), "text": None}})
+    corpus = open_rows(path, transcripts=False)
+    assert corpus.sizes == {}
+    stream = LineStream(corpus.samples(), 36)
+    parts = []
+    for _ in range(2):
+        batch = next(stream)
+        assert set(batch) == {"audio", "length"}
+        (row,) = [row for row, length in enumerate(batch["length"].tolist()) if length == SIZE]
+        parts.append(batch["audio"][row])
+    assert not torch.equal(*parts)
+
+
+def test_what_cannot_be_heard_or_has_no_text_is_named_and_passed_over(write, capsys):
+    path = write({3: {"audio": {"bytes": b"no sound", "path": None}}, 8: {"text": " "}, 9: {"audio": None}})
+    for _ in range(2):  # the second time the headers are in the cache
+        corpus = open_rows(path)
+        told = capsys.readouterr().err
+        assert "'row 3 of train' cannot be read" in told
+        assert "'row 8 of train' cannot be read (it has no transcript): passed over" in told
+        assert "'row 9 of train' cannot be read (it has no sound): passed over" in told
+        heard = numbers(corpus.train.read(np.arange(len(corpus.train)), None)) + numbers(corpus.validation(40)[0])
+        assert sorted(heard) == sorted(set(range(ROWS)) - {3, 8, 9})
+    with pytest.raises(UserError, match="the bad sample number 3: mend the data, or raise max_bad_samples"):
+        open_rows(path, max_bad_samples=2)
+
+
+def test_recordings_too_long_for_their_texts_are_left_out_and_counted(write, capsys):
+    corpus = open_rows(write({5: {"audio": flac(np.tile(tone(5), 3))}}))
+    assert len(corpus.train) + len(corpus.held_out) == ROWS - 1
+    assert f"recordings are longer than {SIZE} samples and left out" in capsys.readouterr().err
+
+
+def test_a_folder_of_recordings_as_the_library_reads_it(tmp_path):
+    """`audiofolder`: files beside a table of what was said."""
+    folder = tmp_path / "spoken"
+    folder.mkdir()
+    for number in range(6):
+        soundfile.write(folder / f"{number}.flac", tone(number), RATE)
+    lines = [f"{number}.flac,{said(number)}" for number in range(6)]
+    (folder / "metadata.csv").write_text("\n".join(["file_name,text", *lines]))
+    corpus = HuggingFaceSpeech(str(folder), validation_fraction=0.2).open(RATE, SIZE)
+    batch = corpus.train.read(np.arange(5), None)
+    assert [text_of(text) for text in batch["text"]] == [said(number) for number in numbers(batch)]
+
+
+def test_bad_input_is_one_line(write):
+    path = write()
+    for match, options in {
+        "has no column 'sound', its columns are audio, text: set data.audio_column": {"audio_column": "sound"},
+        "column 'text' of .* does not hold sound: set data.audio_column": {"audio_column": "text"},
+        "has no column 'sentence'.*: set data.text_column": {"text_column": "sentence"},
+        "validation_fraction is 2; choose one between 0 and 1": {"validation_fraction": 2},
+    }.items():
+        with pytest.raises(UserError, match=match):
+            open_rows(path, **options)
+    slow = write({7: {"audio": flac(tone(7), 8000)}}, "slow")
+    with pytest.raises(UserError, match="'row 7 of train' has 8000 samples a second, the model 16000: resample"):
+        open_rows(slow)
+
+
+def test_the_registered_name():
+    assert DATA.get("huggingface_speech") is HuggingFaceSpeech
