@@ -41,10 +41,14 @@ ROUNDS = 30  # after one that warms up
 
 
 def examples(only: list[str]) -> dict[str, Path]:
-    """Configurations that name a model, by file name; all, or some."""
-    found = {path.stem: path for path in sorted(EXAMPLES.glob("*.yaml"))}
-    found = {name: path for name, path in found.items() if "model" in yaml.safe_load(path.read_text())}
-    return {name: path for name, path in found.items() if not only or name in only}
+    """Configurations that name a model and data that need no download, by file name; all, or some."""
+    paths = [path for path in sorted(EXAMPLES.glob("*.yaml")) if path.stem in only or not only]
+    values = {path: yaml.safe_load(path.read_text()) for path in paths}
+    return {
+        path.stem: path
+        for path, value in values.items()
+        if "model" in value and not value["data"]["type"].startswith("huggingface")
+    }
 
 
 def bare_loop(config: RunConfig, model: Any) -> Callable[[Batch], None]:

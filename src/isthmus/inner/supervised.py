@@ -88,6 +88,7 @@ class SupervisedStep:
         factor = self.lr_schedule(self.progress)
         for group, peak in zip(self.optimizer.param_groups, self._peak_lrs, strict=True):
             group["lr"] = peak * factor
+        self.optimizer.zero_grad()  # not at the end: the C library would give the memory back, and ask for it again
         _copy(self._buffers, self._kept)
         loss = self._accumulate(batch)
         self._scaler.unscale_(self.optimizer)
@@ -98,7 +99,6 @@ class SupervisedStep:
         else:
             self._scaler.step(self.optimizer)
         self._scaler.update()
-        self.optimizer.zero_grad()
         self.progress += 1
         self.skipped_steps += skipped
         lr = self.optimizer.param_groups[0]["lr"]

@@ -15,19 +15,19 @@ from isthmus.core.streams import copy_to
 from isthmus.core.types import Tensors
 from isthmus.transport.base import PeerLost, TransportError
 from isthmus.transport.heartbeat import Heartbeat, Verdict
+from isthmus.transport.messages import Messages
 from isthmus.transport.peers import BufferPeers, unpack_each
 from isthmus.transport.rendezvous import first_line
 from isthmus.transport.wire import pack
 
 Backend = Literal["gloo", "nccl"]
 
-_PIECE_BYTES, _MOST_PIECES = 1 << 14, 128  # a piece costs up to half a millisecond of its own
 _CONFIRM_ROUNDS = 4  # heartbeats missed after a connection broke until their owner counts as dead
 NOT_JOINED = "this worker has not joined, or has left"
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
 
 
-Works = list[dist.Work]
+Works = list[dist.Work | Messages]
 Abandon = Callable[[dist.ProcessGroup, Works], None]  # a group, and what is stuck in it
 
 
@@ -86,7 +86,7 @@ class WatchedGroup:
     ) -> None:
         self.lost: Verdict | None = None
         self._heartbeat = heartbeat
-        self._sync_budget_seconds = sync_budget_seconds
+        self.sync_budget_seconds = sync_budget_seconds
         self._interval = heartbeat.interval_seconds
         self._patience_rounds = int(patience_seconds / self._interval)
         self._backend = backend
@@ -117,7 +117,7 @@ class WatchedGroup:
         if self._group is None:
             raise TransportError(f"{what}: {NOT_JOINED}")
         self._heartbeat.collectives[self._kind] += 1
-        deadline = time.monotonic() + self._sync_budget_seconds
+        deadline = time.monotonic() + self.sync_budget_seconds
         works: Works = []
         try:
             works = start(self._group)
@@ -148,7 +148,7 @@ class WatchedGroup:
         self.disconnect(free)
         self._heartbeat.leave(linger_seconds)
 
-    def _done(self, work: dist.Work) -> bool:
+    def _done(self, work: dist.Work | Messages) -> bool:
         """Wait for a collective, at most one heartbeat interval."""
         if self._backend == "nccl":  # its own wait would abort the group when the time is over
             end = time.monotonic() + self._interval
@@ -163,7 +163,7 @@ class WatchedGroup:
     def _out_of_time(self) -> Verdict:
         verdict = self._look(_CONFIRM_ROUNDS) or self._late() or Verdict([], "though all are alive and take part")
         advice = "if this is their usual pace, raise sync_budget_seconds or send less"
-        return Verdict(verdict.ranks, f"not done in {self._sync_budget_seconds:g} s, {verdict.reason}; {advice}")
+        return Verdict(verdict.ranks, f"not done in {self.sync_budget_seconds:g} s, {verdict.reason}; {advice}")
 
     def _look(self, patience_rounds: int) -> Verdict | None:
         return self._heartbeat.look(patience_rounds, self.members)
@@ -180,7 +180,7 @@ class WatchedGroup:
                 return Verdict(verdict.ranks, f"{verdict.reason} ({first_line(error)})")
         return self._late() or Verdict([], f"a connection broke, though all are alive ({first_line(error)})")
 
-    def _give_up(self, what: str, verdict: Verdict, stuck: Sequence[dist.Work] = ()) -> PeerLost:
+    def _give_up(self, what: str, verdict: Verdict, stuck: Sequence[dist.Work | Messages] = ()) -> PeerLost:
         """Remember the loss, tell the others, and let go of the stuck collective."""
         self.lost = Verdict(verdict.ranks, f"{what} failed: {verdict.reason}")
         self._heartbeat.give_up(verdict.ranks)
@@ -214,6 +214,7 @@ class GroupPeers(BufferPeers):
     ) -> None:
         super().__init__(rank, weights)
         self._group, self._name, self._device, self._inside = group, name, torch.device(device), inside
+        self._seconds = 0.0 if group is None else 2 * group.sync_budget_seconds  # the group itself watches the time
 
     def gather_inside(self, tensors: Tensors) -> list[Tensors]:
         """Those of all ranks of this worker; see `Peers.gather_inside`."""
@@ -233,47 +234,36 @@ class GroupPeers(BufferPeers):
         return total.to(buffer.device)
 
     def _all_gather(self, buffer: torch.Tensor) -> torch.Tensor:
-        pieces = self._pieces(self._staged(buffer), len(buffer))
-        results = [piece.new_empty(self.size * len(piece)) for piece in pieces]
-        pairs = list(zip(results, pieces, strict=True))
-        self._run("gather", lambda group: [_all_gather(*pair, group=group, async_op=True) for pair in pairs])
-        return self._joined(results).to(buffer.device)
+        own = self._staged(buffer)
+        result = own.new_empty(self.size, len(own))
+        if self._device.type == "cpu":
+            self._swap("gather", [own] * self.size, result)
+        else:
+            self._run("gather", lambda group: [_all_gather(result.view(-1), own, group=group, async_op=True)])
+        return result.view(-1).to(buffer.device)
 
     def _all_to_all(self, buffer: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-        parts = torch.split(self._staged(buffer), sizes)
-        pieces = zip(*(self._pieces(part, max(sizes)) for part in parts), strict=True)
-        sent = [(torch.cat(piece), [len(part) for part in piece]) for piece in pieces]
-        results = [joined.new_empty(self.size * lengths[self.rank]) for joined, lengths in sent]
-
-        def start(group: dist.ProcessGroup) -> Works:
-            return [
-                _work(
-                    dist.all_to_all_single(
-                        result, joined, [lengths[self.rank]] * self.size, lengths, group=group, async_op=True
+        parts, size = self._staged(buffer), sizes[self.rank]
+        result = parts.new_empty(self.size, size)
+        if self._device.type == "cpu":
+            self._swap("exchange", parts.split(sizes), result)
+        else:
+            self._run(
+                "exchange",
+                lambda group: [
+                    _work(
+                        dist.all_to_all_single(
+                            result.view(-1), parts, [size] * self.size, sizes, group=group, async_op=True
+                        )
                     )
-                )
-                for result, (joined, lengths) in zip(results, sent, strict=True)
-            ]
+                ],
+            )
+        return result.view(-1).to(buffer.device)
 
-        self._run("exchange", start)
-        return self._joined(results).to(buffer.device)
-
-    def _pieces(self, buffer: torch.Tensor, num_bytes: int) -> list[torch.Tensor]:
-        """What gloo is to send on its own, as many as `num_bytes` want, which all peers know.
-
-        gloo posts a send before the receive of the same collective, and both directions share a connection: the peer's
-        permission to send waits behind the whole payload, and on a slow link the directions follow one another instead
-        of running at once. Behind a piece it does not wait long.
-        """
-        if self._device.type != "cpu":
-            return [buffer]
-        return list(buffer.tensor_split(max(1, min(_MOST_PIECES, num_bytes // _PIECE_BYTES))))
-
-    def _joined(self, pieces: list[torch.Tensor]) -> torch.Tensor:
-        """Pieces of what came from each peer, in rank order."""
-        if len(pieces) == 1:
-            return pieces[0]
-        return torch.cat([piece.view(self.size, len(piece) // self.size) for piece in pieces], dim=1).flatten()
+    def _swap(self, kind: str, outgoing: Sequence[torch.Tensor], incoming: torch.Tensor) -> None:
+        """To each member what is its own, from each what is for this one: [size, n]."""
+        rows = list(incoming)
+        self._run(kind, lambda group: [Messages(group, self.rank, outgoing, rows, self._seconds)])
 
     def _staged(self, buffer: torch.Tensor) -> torch.Tensor:
         """Where the backend wants it; the training stream does not wait for that."""
