@@ -9,7 +9,6 @@ import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq

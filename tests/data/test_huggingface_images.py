@@ -11,7 +11,6 @@ from isthmus.core import UserError
 from isthmus.data import DATA, LineStream
 from isthmus.data.huggingface_images import HuggingFaceImages
 
-
 pytestmark = pytest.mark.usefixtures("offline")
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
 from exported_outputs import output_of
+from safetensors.torch import load_file
 from train_processes import events
 from train_toy import Toy, toy_config
 
