@@ -246,7 +246,7 @@ class GroupPeers(BufferPeers):
         parts, size = self._staged(buffer), sizes[self.rank]
         result = parts.new_empty(self.size, size)
         if self._device.type == "cpu":
-            self._swap("exchange", parts.split(sizes), result)
+            self._swap("exchange", torch.split(parts, sizes), result)
         else:
             self._run(
                 "exchange",
