@@ -37,6 +37,7 @@ def output_of(name: str, network: nn.Module) -> torch.Tensor:
 
 
 def main() -> None:
+    torch.set_num_threads(int(sys.argv[3]))  # they, too, decide how the CPU sums up
     import transformers
     from safetensors.torch import save_file
 

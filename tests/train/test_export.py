@@ -177,6 +177,7 @@ def test_models_of_images_and_sound_load_in_a_fresh_process_with_the_same_output
             param.data.copy_(anchor)
         expected[name] = output_of(name, getattr(built, "network", built))
     command = [sys.executable, str(HERE / "exported_outputs.py"), str(tmp_path / "outputs"), json.dumps(folders)]
+    command.append(str(torch.get_num_threads()))
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
     got = load_file(tmp_path / "outputs")
