@@ -1,16 +1,15 @@
 """Whole runs on speech: they resume bit for bit, masks included."""
 
 import math
-import shutil
 
 import pytest
-from train_processes import Job, events, final_weights, run_jobs, said, summary
+from train_processes import Job, run_jobs, said, summary
+from train_toy import assert_resumes_alike
 
 from isthmus.recipes import load_config
 from isthmus.train.place import find_place
 from isthmus.train.trackers import Trackers
 from isthmus.train.trainer import Trainer
-from isthmus.train.worker import train
 
 SIZES = (
     "hidden_size: 16, num_layers: 2, num_heads: 2, conv_size: 8, "
@@ -43,16 +42,7 @@ def configure(folder, name, *overrides):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_resumed_after_any_step_nothing_differs(tmp_path, name):
-    config, run_dir = configure(tmp_path, name), tmp_path / "run"
-    train(config)
-    expected, weights = events(run_dir, 0), final_weights(run_dir, 0)
-    for step in (7, 4, 2):
-        for path in (run_dir / "checkpoints").iterdir():
-            if int(path.name[5:]) > step:
-                shutil.rmtree(path)
-        train(config, resume=True)
-        assert events(run_dir, 0) == expected, step
-        assert final_weights(run_dir, 0) == weights, step
+    assert_resumes_alike(configure(tmp_path, name), (7, 4, 2))
 
 
 def test_the_temperature_follows_the_rounds(tmp_path):

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 import torch
-from train_processes import Job, events, final_weights, run_jobs, said, summary
-from train_toy import toy_config
+from train_processes import Job, events, run_jobs, said, summary
+from train_toy import assert_resumes_alike, toy_config
 
 from isthmus.train.checkpoint import Checkpoints
 from isthmus.train.worker import train
@@ -75,17 +75,8 @@ def test_a_worker_of_two_ranks_learns_and_measures(runs):
 def test_identity_37_resumed_after_any_step_nothing_differs(tmp_path, recipe):
     """Crops, running statistics and the momentum of filters included."""
     steps = ("train.checkpoint_every=3", "train.keep_checkpoints=99", "train.eval_every=6")
-    config, run_dir = toy_config(tmp_path, *OPTIONS, *steps, f"outer.recipe={recipe}"), tmp_path / "run"
-    train(config)
-    expected, weights = events(run_dir, 0), final_weights(run_dir, 0)
-    assert {"accuracy", "loss"} < set(events(run_dir, 0, "eval")[0])
-    for step in (9, 3, 0):
-        for path in (run_dir / "checkpoints").iterdir():
-            if int(path.name[5:]) > step:
-                shutil.rmtree(path)
-        train(config, resume=True)
-        assert events(run_dir, 0) == expected, step
-        assert final_weights(run_dir, 0) == weights, step
+    assert_resumes_alike(toy_config(tmp_path, *OPTIONS, *steps, f"outer.recipe={recipe}"), (9, 3, 0))
+    assert {"accuracy", "loss"} < set(events(tmp_path / "run", 0, "eval")[0])
 
 
 def test_more_bad_images_may_be_allowed_when_a_run_goes_on(tmp_path):

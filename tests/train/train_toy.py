@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import torch
 from torch import nn
+from train_processes import events, final_weights
 
 from isthmus.config import RunConfig
 from isthmus.recipes import load_config
+from isthmus.train.worker import train
 
 WORDS = "the quick brown fox jumps over the lazy dog and runs away from it all again\n"
 
@@ -52,3 +55,17 @@ def toy_config(folder: Path, *overrides: str) -> RunConfig:
         f"train.run_dir={folder / 'run'}",
     ]
     return load_config(None, [*base, *overrides])
+
+
+def assert_resumes_alike(config: RunConfig, steps: tuple[int, ...]) -> None:
+    """A run of one worker, taken up after each of these steps, latest first, ends with the same bits."""
+    run_dir = Path(config.train.run_dir)
+    train(config)
+    expected, weights = events(run_dir, 0), final_weights(run_dir, 0)
+    for step in steps:
+        for path in (run_dir / "checkpoints").iterdir():
+            if int(path.name[5:]) > step:
+                shutil.rmtree(path)
+        train(config, resume=True)
+        assert events(run_dir, 0) == expected, step
+        assert final_weights(run_dir, 0) == weights, step
