@@ -7,7 +7,7 @@ import signal
 import pytest
 import torch
 from train_processes import events, final_weights, summary
-from train_toy import toy_config
+from train_toy import assert_resumes_alike, toy_config
 
 from isthmus.core import UserError
 from isthmus.train.assemble import config_hash
@@ -68,16 +68,7 @@ def test_the_learning_rate_follows_the_whole_run(tmp_path):
 @pytest.mark.parametrize("name", METHODS)
 def test_identity_37_resumed_after_any_step_nothing_differs(tmp_path, name):
     """Every checkpoint of a run, syncs in flight included, leads to the same lines and the same last bit."""
-    config, run_dir = toy_config(tmp_path, *METHODS[name], *KEEP_ALL), tmp_path / "run"
-    train(config)
-    expected, weights = events(run_dir, 0), final_weights(run_dir, 0)
-    for step in range(11, -1, -1):
-        newer = [path for path in (run_dir / "checkpoints").iterdir() if int(path.name[5:]) > step]
-        for path in newer:
-            shutil.rmtree(path)
-        train(config, resume=True)
-        assert events(run_dir, 0) == expected, step
-        assert final_weights(run_dir, 0) == weights, step
+    assert_resumes_alike(toy_config(tmp_path, *METHODS[name], *KEEP_ALL), range(11, -1, -1))
 
 
 def test_the_search_for_a_micro_batch_changes_nothing_else(tmp_path, capfd):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -57,7 +58,7 @@ def toy_config(folder: Path, *overrides: str) -> RunConfig:
     return load_config(None, [*base, *overrides])
 
 
-def assert_resumes_alike(config: RunConfig, steps: tuple[int, ...]) -> None:
+def assert_resumes_alike(config: RunConfig, steps: Iterable[int]) -> None:
     """A run of one worker, taken up after each of these steps, latest first, ends with the same bits."""
     run_dir = Path(config.train.run_dir)
     train(config)
