@@ -31,7 +31,7 @@ def numbers(batch) -> list[int]:
 
 
 def test_workers_read_disjoint_images_with_their_labels_and_together_all(pictures):
-    corpus = HuggingFaceImages(str(pictures), validation_fraction=0.1).open(image_size=8, num_channels=3)
+    corpus = HuggingFaceImages(str(pictures), validation_fraction=0.1).open(image_size=8, num_channels=3, num_classes=4)
     assert corpus.sizes == {"num_classes": 4}
     streams = [LineStream(corpus.samples(seed=1), 3, worker, 2) for worker in range(2)]
     batches = [next(stream) for stream in streams for _ in range(9)]
@@ -49,7 +49,7 @@ def test_a_damaged_image_is_named_and_passed_over(pictures, capsys):
     rows[7]["image"]["bytes"] = b"no image"
     damaged = pictures.with_name("damaged.parquet")
     pq.write_table(table.from_pylist(rows, schema=table.schema), damaged)
-    corpus = HuggingFaceImages(str(damaged), validation_fraction=0.1).open(image_size=8, num_channels=1)
+    corpus = HuggingFaceImages(str(damaged), validation_fraction=0.1).open(image_size=8, num_channels=1, num_classes=4)
     next(LineStream(corpus.samples(), 54))
     corpus.validation(6)
     assert "row 7 of train" in capsys.readouterr().err
@@ -62,7 +62,7 @@ def test_bad_input_is_one_line(pictures):
         "does not hold a number from 0 on in every row": {"label_column": "image"},
     }.items():
         with pytest.raises(UserError, match=match):
-            HuggingFaceImages(str(pictures), **options).open(8, 3)
+            HuggingFaceImages(str(pictures), **options).open(8, 3, 4)
 
 
 def test_the_registered_name():

@@ -1,68 +1,28 @@
 """Speech of the `datasets` library, from real Parquet files with FLAC in them."""
 
-import io
+from functools import partial
 
-import datasets
 import numpy as np
 import pytest
-import soundfile
 import torch
 
 from isthmus.core import UserError
 from isthmus.data import DATA, LineStream
 from isthmus.data.huggingface_speech import HuggingFaceSpeech
 from isthmus.data.speech import VOCABULARY, normalised
-
-RATE, SIZE, ROWS = 16_000, 4000, 40
-WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+from tests.data import spoken
+from tests.data.spoken import RATE, ROWS, SIZE, flac, numbers, said, text_of, tone
 
 pytestmark = pytest.mark.usefixtures("offline")
 
 
-def tone(number: int) -> np.ndarray:
-    """A sound that no other number has, and of another length."""
-    return (0.3 * np.sin(2 * np.pi * (200 + 10 * number) * np.arange(3000 + number) / RATE)).astype(np.float32)
-
-
-def flac(sound: np.ndarray, rate: int = RATE) -> dict[str, bytes | None]:
-    file = io.BytesIO()
-    soundfile.write(file, sound, rate, format="FLAC")
-    return {"bytes": file.getvalue(), "path": None}
-
-
-def said(number: int) -> str:
-    return f"{WORDS[number // 10]} {WORDS[number % 10]}"
-
-
 @pytest.fixture
 def write(tmp_path):
-    """Writes rows, which a test may have changed, as the Hub keeps them; returns the path."""
-
-    def write(changed: dict[int, dict] | None = None, name: str = "speech"):
-        rows = [{"audio": flac(tone(number)), "text": said(number)} for number in range(ROWS)]
-        for number, change in (changed or {}).items():
-            rows[number] |= change
-        file = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
-        features = datasets.Features({"audio": file, "text": datasets.Value("string")})
-        path = tmp_path / f"{name}.parquet"
-        # as bytes first: the library encodes sound with torchcodec only
-        datasets.Dataset.from_list(rows, features).cast_column("audio", datasets.Audio()).to_parquet(path)
-        return str(path)
-
-    return write
+    return partial(spoken.write, tmp_path)
 
 
 def open_rows(path: str, **options):
     return HuggingFaceSpeech(path, **{"validation_fraction": 0.1, **options}).open(RATE, SIZE)
-
-
-def numbers(batch) -> list[int]:
-    """Which recordings a batch holds, by their lengths."""
-    return (batch["length"] - 3000).tolist()
-
-
-def text_of(row: torch.Tensor) -> str:
-    return "".join(VOCABULARY[number] for number in row.tolist() if number >= 0).replace("|", " ").lower()
 
 
 def test_workers_hear_disjoint_recordings_with_their_texts_and_together_all(write):

@@ -21,7 +21,7 @@ from isthmus.data import LeasedStream, open_stream
 from isthmus.data.deal import deal, redeal
 from isthmus.data.huggingface import HuggingFace
 from isthmus.data.prefetch import Prefetched
-from isthmus.data.streamed import StreamedCorpus, TextStream
+from isthmus.data.streamed_text import StreamedText, TextStream
 
 LENGTH = 8  # tokens a sample
 NUM_ROWS = 240
@@ -31,8 +31,8 @@ END = 0  # the token at the end of a text
 @pytest.fixture(autouse=True)
 def small_and_offline(tmp_path, monkeypatch):
     """Blocks of a few windows, so that there are many; nothing is asked of the Hub."""
-    monkeypatch.setattr("isthmus.data.streamed._BLOCK_WINDOWS", 5)
-    monkeypatch.setattr("isthmus.data.streamed._TEXTS", 4)
+    monkeypatch.setattr("isthmus.data.streamed_text._BLOCK_WINDOWS", 5)
+    monkeypatch.setattr("isthmus.data.streamed_text._TEXTS", 4)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
@@ -85,7 +85,7 @@ def held_out_of(num_files: int, every: int = 10) -> set[int]:
     return {k * size + row for k in range(num_files) for row in range(0, size, every)}
 
 
-def open_corpus(source, tokenizer, **options) -> StreamedCorpus:
+def open_corpus(source, tokenizer, **options) -> StreamedText:
     options = {"validation_fraction": 0.1, **options}
     return HuggingFace(str(source), tokenizer=tokenizer, streaming=True, **options).open(LENGTH)
 

@@ -9,7 +9,9 @@ import torch
 
 from isthmus.data.shuffle import permute
 
-Piece = dict[str, Any]  # {"shard", "part", "parts", "position"}: every parts-th row of a shard, not yet read to its end
+# {"epoch", "shard", "part", "parts", "position", "taken"}: every parts-th row of a shard, not yet read to its end; what
+# is left begins at the position, but for the rows with the numbers `taken`
+Piece = dict[str, Any]
 
 
 def deal(num_shards: int, seed: int, epoch: int, worker: int, num_workers: int) -> list[Piece]:
@@ -20,7 +22,10 @@ def deal(num_shards: int, seed: int, epoch: int, worker: int, num_workers: int) 
     parts = -(-num_workers // num_shards)
     size = num_shards * parts
     mine = permute(np.arange(size), size, f"{seed}/{epoch}/shards")[worker::num_workers].tolist()
-    return [{"shard": i // parts, "part": i % parts, "parts": parts, "position": None} for i in mine]
+    return [
+        {"epoch": epoch, "shard": i // parts, "part": i % parts, "parts": parts, "position": None, "taken": []}
+        for i in mine
+    ]
 
 
 def redeal(states: list[dict[str, Any]], num_workers: int) -> list[dict[str, Any]]:
@@ -41,15 +46,19 @@ def redeal(states: list[dict[str, Any]], num_workers: int) -> list[dict[str, Any
     for worker, state in enumerate(states):  # who was behind had the rest of these epochs still to come
         for epoch in range(state["epoch"] + 1, latest + 1):
             pieces += deal(num_shards, seed, epoch, worker, len(states))
-    windows = torch.cat([state["windows"] for state in states])
-    rests = [state["rest"] for state in states]
     return [
-        {
-            **first,
-            "epoch": latest,
-            "pieces": pieces[worker::num_workers],
-            "windows": windows[worker::num_workers].contiguous(),
-            "rest": torch.cat([windows.new_empty(0), *rests[worker::num_workers]]),
-        }
+        {**first, "epoch": latest, "pieces": pieces[worker::num_workers], **_tokens(states, worker, num_workers)}
         for worker in range(num_workers)
     ]
+
+
+def _tokens(states: list[dict[str, Any]], worker: int, num_workers: int) -> dict[str, torch.Tensor]:
+    """A worker's share of the text that was read and not yet taken; nothing where positions go back to the rows."""
+    if "windows" not in states[0]:
+        return {}
+    windows = torch.cat([state["windows"] for state in states])
+    rests = [state["rest"] for state in states]
+    return {
+        "windows": windows[worker::num_workers].contiguous(),
+        "rest": torch.cat([windows.new_empty(0), *rests[worker::num_workers]]),
+    }

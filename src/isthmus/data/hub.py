@@ -24,6 +24,8 @@ _BUILDERS = {
     ".tar": "webdataset",
 }
 _PACKED = frozenset({".gz", ".zst", ".xz", ".bz2", ".lz4"})
+_KINDS = {"Image": "images", "Audio": "sound"}  # of files, and what they hold
+_FOLDERS = frozenset({"imagefolder", "audiofolder"})  # builders that read one file a sample
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,35 @@ def load(place: Place, bad: BadSamples) -> Any:
         raise UserError(_explain(place, error)) from error
 
 
+def load_files(place: Place, name: str, columns: dict[str, str], kind: str, bad: BadSamples) -> Any:
+    """The `datasets.IterableDataset` of these columns, the first of which holds files, as {"bytes", "path"}.
+
+    Nothing is decoded: the library would end a shard at its first damaged file.
+
+    Args:
+        place: of the data, which are streamed.
+        name: of the data, for messages.
+        columns: their names, by the options that say them.
+        kind: of the files: a feature of the library.
+        bad: see `load`.
+
+    Raises:
+        UserError: as in `load`; or files are not in the rows, a column is not there, or holds something else.
+    """
+    datasets, dataset = import_datasets(), load(place, bad)
+    if dataset.features is None or dataset.builder_name in _FOLDERS:
+        raise UserError(
+            f"data: {name!r} has no files in its rows: streams are of Parquet, Arrow or tar files that have; give "
+            "such, or set data.streaming to false"
+        )
+    for option, column in columns.items():
+        check_column(name, option, column, list(dataset.features))
+    option, column = next(iter(columns.items()))
+    check_kind(name, option, column, dataset.features[column], kind)
+    plain = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+    return dataset.decode(False).cast_column(column, plain).select_columns(list(columns.values()))
+
+
 def import_datasets() -> ModuleType:
     """The library; it takes seconds to import."""
     try:
@@ -168,6 +199,20 @@ def check_column(name: str, option: str, column: str, columns: list[str]) -> Non
         raise UserError(
             f"data: {name!r} has no column {column!r}, its columns are {', '.join(columns)}: set data.{option}"
         )
+
+
+def check_kind(name: str, option: str, column: str, feature: Any, kind: str) -> None:
+    """Refuse a column of something else than files of one kind.
+
+    Args:
+        name: of the data.
+        option: that names the column.
+        column: the name.
+        feature: that the column is.
+        kind: that it must be.
+    """
+    if type(feature).__name__ != kind:
+        raise UserError(f"data: column {column!r} of {name!r} does not hold {_KINDS[kind]}: set data.{option}")
 
 
 def _readable_files(datasets: ModuleType, place: Place, bad: BadSamples) -> list[str]:

@@ -11,7 +11,8 @@ from isthmus.data.hub import Place, check_column, find_places, load
 from isthmus.data.options import check_options
 from isthmus.data.packing import hold_out, pack
 from isthmus.data.shards import Shards
-from isthmus.data.streamed import StreamedCorpus
+from isthmus.data.streamed import open_sides
+from isthmus.data.streamed_text import StreamedText
 from isthmus.data.tokenizer import load_tokenizer
 from isthmus.data.tokens import TokenCorpus
 
@@ -41,7 +42,7 @@ class HuggingFace:
     def __post_init__(self) -> None:
         check_options(self)
 
-    def open(self, sequence_length: int) -> TokenCorpus | StreamedCorpus:
+    def open(self, sequence_length: int) -> TokenCorpus | StreamedText:
         """Find the text, to be cut into samples of `sequence_length` tokens."""
         tokenizer, bad = load_tokenizer(self.tokenizer), BadSamples(self.max_bad_samples)
         place, held_out_place = find_places(self, self.streaming)
@@ -66,11 +67,9 @@ class HuggingFace:
 
     def _open_streamed(
         self, place: Place, held_out_place: Place | None, tokenizer: Any, bad: BadSamples, sequence_length: int
-    ) -> StreamedCorpus:
-        train = self._load_shards(place, bad)
-        held_out = train if held_out_place is None else self._load_shards(held_out_place, bad)
-        every = 0 if held_out_place is not None else max(2, round(1 / self.validation_fraction))
-        return StreamedCorpus(train, held_out, every, tokenizer, sequence_length, f"{place.name}:{place.split}")
+    ) -> StreamedText:
+        sides = open_sides(place, held_out_place, self.validation_fraction, lambda place: self._load_shards(place, bad))
+        return StreamedText(sides, tokenizer, sequence_length)
 
     def _load_rows(self, place: Place, bad: BadSamples) -> Any:
         dataset = load(place, bad)
@@ -84,15 +83,22 @@ class HuggingFace:
 
     def _load_shards(self, place: Place, bad: BadSamples) -> Shards:
         dataset = load(place, bad)
-        shards = Shards(dataset, self.text_column, self.name, bad)
+        shards = Shards(dataset, self._text, self.name, bad)
         columns = dataset.column_names or shards.columns()
         self._check(place, columns, not columns)
         # what is known to be there can be picked before it is decoded; rows of JSON may lack it
         return (
             shards
             if dataset.features is None
-            else Shards(dataset.select_columns([self.text_column]), self.text_column, self.name, bad)
+            else Shards(dataset.select_columns([self.text_column]), self._text, self.name, bad)
         )
+
+    def _text(self, columns: dict[str, Any], place: str) -> str:
+        """What a row holds; see `shards.Shards`."""
+        text = columns.get(self.text_column)
+        if not isinstance(text, str):
+            raise TypeError(f"its {self.text_column} is {type(text).__name__}, not text")
+        return text
 
     def _check(self, place: Place, columns: list[str], is_empty: bool) -> None:
         if is_empty:

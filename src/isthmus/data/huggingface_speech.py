@@ -1,31 +1,41 @@
-"""Speech of the `datasets` library: files here, or a name on the Hub."""
+"""Speech of the `datasets` library: files here, or a name on the Hub; on disk or streamed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from isthmus.core.types import UserError
 from isthmus.data.bad import BadSamples
 from isthmus.data.cached import map_once
-from isthmus.data.hub import check_column, find_places
+from isthmus.data.hub import Place, check_column, check_kind, find_places, load_files
 from isthmus.data.indexed import IndexedCorpus
 from isthmus.data.options import check_options
 from isthmus.data.packing import Rows
-from isthmus.data.recordings import FoundRecordings, Recording, check_rate, look_into, without_longer
+from isthmus.data.recording_rows import RecordingRows
+from isthmus.data.recordings import FoundRecordings, Recording, as_transcript, check_rate, look_into, without_longer
+from isthmus.data.shards import Shards
 from isthmus.data.sides import load_sides
-from isthmus.data.speech import corpus_of
+from isthmus.data.speech import VOCABULARY, corpus_of
+from isthmus.data.streamed import open_sides
+from isthmus.data.streamed_rows import StreamedRows
+
+_NUM_THREADS = 8  # that decode
 
 
 @dataclass(frozen=True)
 class HuggingFaceSpeech:
-    """Recordings, on disk, in the batches of `speech`.
+    """Recordings, in the batches of `speech`.
 
-    Each one's header is looked into once, which the cache of `datasets` remembers. The validation data are
+    On disk each one's header is looked into once, which the cache of `datasets` remembers. The validation data are
     `validation_split`, or else rows chosen by their number, alike on all machines.
+
+    Streamed (for workers that are always the same) every worker reads its own shards, or its own rows where there are
+    fewer shards than workers. Without `validation_split` every so many rows of each shard are held out. Texts are
+    padded to the longest of their batch.
     """
 
     name: str  # a folder, a file or pattern of files, their address, or a name on the Hub
@@ -36,30 +46,48 @@ class HuggingFaceSpeech:
     audio_column: str = "audio"
     text_column: str = "text"
     transcripts: bool = True  # read what was said, and leave out recordings that are longer than a sample
+    streaming: bool = False
     max_bad_samples: int = 10  # rows without sound or text: passed over; one more ends the run
 
     def __post_init__(self) -> None:
         check_options(self)
 
-    def open(self, sample_rate: int, num_samples: int) -> IndexedCorpus:
-        """Find the recordings, and look into each one's header."""
-        bad, sides = BadSamples(self.max_bad_samples), list[FoundRecordings]()
-        for dataset, rows in load_sides(*find_places(self), self.validation_fraction, bad):
+    def open(self, sample_rate: int, num_samples: int) -> IndexedCorpus | StreamedRows:
+        """Find the recordings; on disk, look into each one's header."""
+        bad, places = BadSamples(self.max_bad_samples), find_places(self, self.streaming)
+        opened = self._open_streamed if self.streaming else self._open_on_disk
+        return opened(*places, sample_rate, num_samples, bad)
+
+    def _open_on_disk(
+        self, place: Place, held_out_place: Place | None, sample_rate: int, num_samples: int, bad: BadSamples
+    ) -> IndexedCorpus:
+        sides = list[FoundRecordings]()
+        for dataset, rows in load_sides(place, held_out_place, self.validation_fraction, bad):
             sounds = self._sounds(dataset)
             found = self._recordings(dataset, sounds, rows, sample_rate, bad)
             usable = without_longer(found, num_samples) if self.transcripts else found
             sides.append(FoundRecordings(usable, num_samples, bad, self._loader(sounds)))
         return corpus_of(sides, sample_rate, num_samples, self.transcripts)
 
+    def _open_streamed(
+        self, place: Place, held_out_place: Place | None, sample_rate: int, num_samples: int, bad: BadSamples
+    ) -> StreamedRows:
+        columns = {"audio_column": self.audio_column} | ({"text_column": self.text_column} if self.transcripts else {})
+        reader = RecordingRows(self.audio_column, columns.get("text_column"), sample_rate, num_samples)
+
+        def load_shards(place: Place) -> Shards:
+            return Shards(load_files(place, self.name, columns, "Audio", bad), reader.hold, self.name, bad)
+
+        sides = open_sides(place, held_out_place, self.validation_fraction, load_shards)
+        sizes = {"vocab_size": len(VOCABULARY)} if self.transcripts else {}
+        return StreamedRows(sides, reader, sizes, bad, ThreadPoolExecutor(_NUM_THREADS, "speech").map)
+
     def _sounds(self, dataset: Any) -> Any:
         """The column of sound alone, as the bytes of its files."""
         from datasets import Audio
 
         check_column(self.name, "audio_column", self.audio_column, dataset.column_names)
-        if not isinstance(dataset.features[self.audio_column], Audio):
-            raise UserError(
-                f"data: column {self.audio_column!r} of {self.name!r} does not hold sound: set data.audio_column"
-            )
+        check_kind(self.name, "audio_column", self.audio_column, dataset.features[self.audio_column], "Audio")
         return dataset.select_columns([self.audio_column]).cast_column(self.audio_column, Audio(decode=False))
 
     def _recordings(self, dataset: Any, sounds: Any, rows: Rows, sample_rate: int, bad: BadSamples) -> list[Recording]:
@@ -71,8 +99,7 @@ class HuggingFaceSpeech:
         recordings = []
         for row in rows.tolist():
             place, problem = f"row {row} of {dataset.split}", headers["problem"][row]
-            said = "" if texts is None else texts[row]
-            text = " ".join(said.upper().split()) if isinstance(said, str) else ""
+            text = "" if texts is None else as_transcript(texts[row])
             if problem or (texts is not None and not text):
                 bad.add(place, OSError(problem or "it has no transcript"))
                 continue

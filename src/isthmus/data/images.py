@@ -16,7 +16,7 @@ from isthmus.core.types import UserError
 from isthmus.data.bad import BadSamples
 from isthmus.data.indexed import IndexedCorpus, Indices
 from isthmus.data.options import check_options
-from isthmus.data.pictures import ImageSource, View
+from isthmus.data.pictures import ImageSource, View, open_image
 from isthmus.data.split import held_out
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Images:
         import PIL  # noqa: F401 (so that it is missed now)
 
         root = Path(self.source).expanduser()
-        return lambda name: _open(root / name), self._find(root)
+        return lambda name: open_image(root / name), self._find(root)
 
     def _find(self, root: Path) -> Parts:
         """Training and validation images below a folder, named by their relative paths."""
@@ -122,13 +122,3 @@ def _list(root: Path, prefix: str, classes: list[str]) -> Labelled:
     if not names:
         raise UserError(f"data: {str(root / prefix)!r} has no images in sub-folders: it needs one for every class")
     return names, np.array(labels, dtype=np.int64)
-
-
-def _open(path: Path) -> Image:
-    """The image in a file, decoded, the right way up."""
-    from PIL import Image, ImageOps
-
-    with Image.open(path) as image:
-        ImageOps.exif_transpose(image, in_place=True)
-        image.load()
-        return image

@@ -1,4 +1,4 @@
-"""Images by number, brought to one shape."""
+"""Images brought to one shape, and found by number."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -95,10 +96,8 @@ class ImageSource:
 
     def read(self, indices: Indices, seeds: Indices | None) -> Batch:
         """These images in their order; cropped and mirrored at random by `seeds`, one each, where given."""
-        draws = [_MIDDLE] * len(indices) if seeds is None else [np.random.default_rng(seed).random(4) for seed in seeds]
-        pixels, labels = zip(*self._each(self._sample, indices.tolist(), draws), strict=True)
-        image = torch.from_numpy(np.stack(pixels)).float().div_(127.5).sub_(1)
-        return {"image": image, "label": torch.tensor(labels)}
+        draws = [draws_of(seed) for seed in ([None] * len(indices) if seeds is None else seeds.tolist())]
+        return batch_of(self._each(self._sample, indices.tolist(), draws))
 
     def _sample(self, index: int, draws: Draws) -> tuple[Pixels, int]:
         """Pixels and label of an image, or of the next one that can be read."""
@@ -111,6 +110,29 @@ class ImageSource:
             except Exception as error:  # Pillow raises nearly anything for a damaged file
                 self._bad.add(name, error)
         raise UserError("data: none of the images can be read; mend the data")
+
+
+def draws_of(seed: int | None) -> Draws:
+    """What a seed chooses; without one, the middle of the image as it is."""
+    return _MIDDLE if seed is None else np.random.default_rng(seed).random(4).tolist()
+
+
+def batch_of(samples: Iterable[tuple[Pixels, int]]) -> Batch:
+    """Pixels and labels as {"image": [batch, channels, size, size] float32 from -1 to 1, "label": [batch] int64}."""
+    pixels, labels = zip(*samples, strict=True)
+    image = torch.from_numpy(np.stack(pixels)).float().div_(127.5).sub_(1)
+    return {"image": image, "label": torch.tensor(labels)}
+
+
+def open_image(file: Path | BinaryIO) -> Image:
+    """The image in a file, decoded, the right way up."""
+    from PIL import Image as Images
+    from PIL import ImageOps
+
+    with Images.open(file) as image:
+        ImageOps.exif_transpose(image, in_place=True)
+        image.load()
+        return image
 
 
 def _in_bytes(image: Image) -> Image:

@@ -71,10 +71,9 @@ class FoundRecordings:
         """
         for number in range(index, index + len(self)):
             recording = self._recordings[number % len(self)]
-            spare = max(0, recording.num_samples - self._num_samples)
-            start = 0 if seed is None else int(np.random.default_rng(seed).integers(spare, endpoint=True))
             try:
-                return read_sound(self._load(recording.place), start, recording.num_samples - spare), recording.text
+                file = self._load(recording.place)
+                return read_part(file, recording.num_samples, self._num_samples, seed), recording.text
             except OSError as error:
                 self._bad.add(recording.place, error)
         raise UserError("data: all recordings are damaged; give others")
@@ -128,6 +127,19 @@ def without_longer(recordings: list[Recording], num_samples: int) -> list[Record
     return fitting
 
 
+def read_part(file: Path | BinaryIO, length: int, num_samples: int, seed: int | None) -> Sound:
+    """[at most num_samples] float32 of a recording of `length` samples.
+
+    Of one that is too long, a part that the seed chooses, or its beginning.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    spare = max(0, length - num_samples)
+    start = 0 if seed is None else int(np.random.default_rng(seed).integers(spare, endpoint=True))
+    return read_sound(file, start, length - spare)
+
+
 def read_sound(file: Path | BinaryIO, start: int, num_samples: int) -> Sound:
     """`num_samples` samples from `start` on, as float32; several channels become their mean.
 
@@ -161,6 +173,11 @@ def look_into(file: Path | BinaryIO) -> tuple[int, int]:
     return int(known.frames), int(known.samplerate)
 
 
+def as_transcript(said: object) -> str:
+    """What is said, in upper case, words apart by one blank; empty where it is no text."""
+    return " ".join(said.upper().split()) if isinstance(said, str) else ""
+
+
 def check_rate(place: str, rate: int, wanted: int) -> None:
     """Refuse a recording with another number of samples a second than the model's."""
     if rate != wanted:
@@ -181,7 +198,7 @@ def _text(path: Path, lines: dict[str, str]) -> str:
     beside = path.with_suffix(".txt")
     if path.stem not in lines and not beside.exists():
         raise OSError("it has no transcript")
-    text = " ".join((lines[path.stem] if path.stem in lines else _read(beside)).upper().split())
+    text = as_transcript(lines[path.stem] if path.stem in lines else _read(beside))
     if not text:
         raise OSError("its transcript is empty")
     return text

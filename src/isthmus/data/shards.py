@@ -4,32 +4,44 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from isthmus.data.bad import BadSamples
 from isthmus.data.retry import PAUSES, first_line, is_passing
 
+Read = Callable[[dict[str, Any], str], Any]  # (columns of a row, its place) -> what it holds
+
+
+class Row(NamedTuple):
+    """One row."""
+
+    number: int  # in its shard
+    place: str  # for messages
+    value: Any  # what it holds
+
 
 class Shards:
-    """One column of a `datasets.IterableDataset`, shard by shard.
+    """A `datasets.IterableDataset`, shard by shard.
 
     Args:
-        dataset: of any number of columns.
-        column: that is read.
+        dataset: of any columns.
+        read: what a row holds, or None where it is passed over; raises TypeError or OSError where it does not hold what
+            it must. The row's place is for its messages.
         name: of the data, for messages.
-        bad: where shards go that cannot be read to their end, and rows without text; they are passed over.
+        bad: where shards go that cannot be read to their end, and rows that `read` refuses; they are passed over.
     """
 
-    def __init__(self, dataset: Any, column: str, name: str, bad: BadSamples) -> None:
-        self._dataset, self._column, self._name, self._bad = dataset, column, name, bad
+    def __init__(self, dataset: Any, read: Read, name: str, bad: BadSamples) -> None:
+        self._dataset, self._read, self._name, self._bad = dataset, read, name, bad
         self.num_shards: int = dataset.num_shards
+        self.features = dataset.features  # of its columns, by name; None where they are not known before reading
 
-    def open(self, number: int, position: dict[str, Any] | None = None) -> ShardTexts:
-        """The texts of a shard, from a position on."""
+    def open(self, number: int, position: dict[str, Any] | None = None) -> ShardRows:
+        """The rows of a shard, from a position on."""
         shard = self._dataset.shard(num_shards=self.num_shards, index=number)
-        return ShardTexts(shard, self._column, f"shard {number} of {self._name}", self._bad, position)
+        return ShardRows(shard, self._read, f"shard {number} of {self._name}", self._bad, position)
 
     def columns(self) -> list[str]:
         """The names of the columns of the first row; none where there is no row."""
@@ -40,34 +52,36 @@ class Shards:
         return []
 
 
-class ShardTexts:
-    """The texts of one shard with the numbers of their rows: an iterator with an exact position."""
+class ShardRows:
+    """The rows of one shard: an iterator with an exact position."""
 
     def __init__(
-        self, shard: Any, column: str, name: str, bad: BadSamples, position: dict[str, Any] | None = None
+        self, shard: Any, read: Read, name: str, bad: BadSamples, position: dict[str, Any] | None = None
     ) -> None:
-        self._shard, self._column, self._name, self._bad = shard, column, name, bad
+        self._shard, self._read, self._name, self._bad = shard, read, name, bad
         self._num_rows, self._position = 0, position
         if position is not None:
             self._num_rows = position["rows"]
             shard.load_state_dict(position["dataset"])
         self._rows = _patiently(shard, name, bad, self._num_rows)
 
-    def __iter__(self) -> Iterator[tuple[int, str]]:
+    def __iter__(self) -> Iterator[Row]:
         """Itself."""
         return self
 
-    def __next__(self) -> tuple[int, str]:
-        """Number and text of the next row that has a text."""
+    def __next__(self) -> Row:
+        """The next row that holds something."""
         while True:
-            row = next(self._rows)
+            columns = next(self._rows)
             number, self._num_rows, self._position = self._num_rows, self._num_rows + 1, None
-            text = row.get(self._column)
-            if isinstance(text, str):
-                return number, text
-            self._bad.add(
-                f"row {number} of {self._name}", TypeError(f"its {self._column} is {type(text).__name__}, not text")
-            )
+            place = f"row {number} of {self._name}"
+            try:
+                value = self._read(columns, place)
+            except (TypeError, OSError) as error:
+                self._bad.add(place, error)
+                continue
+            if value is not None:
+                return Row(number, place, value)
 
     def state_dict(self) -> dict[str, Any] | None:
         """The position after the last row, as plain values; None at the beginning."""

@@ -116,7 +116,7 @@ class SpeechSource:
         self, recordings: Recordings, sample_rate: int, num_samples: int, longest_text: int | None = None
     ) -> None:
         self._recordings, self._num_samples, self._longest_text = recordings, num_samples, longest_text
-        self.tokens_per_sample = max(1, round(num_samples / sample_rate))  # seconds
+        self.tokens_per_sample = seconds(num_samples, sample_rate)
         self.fingerprint = f"{recordings.fingerprint} {longest_text}"
 
     def __len__(self) -> int:
@@ -124,23 +124,37 @@ class SpeechSource:
         return len(self._recordings)
 
     def read(self, indices: Indices, seeds: Indices | None) -> Batch:
-        """The sound, how much of it is no padding, and what is said.
+        """The sound, how much of it is no padding, and what is said: see `batch_of`."""
+        chosen = [None] * len(indices) if seeds is None else seeds.tolist()
+        heard = [self._recordings.hear(index, seed) for index, seed in zip(indices.tolist(), chosen, strict=True)]
+        return batch_of(heard, self._num_samples, self._longest_text)
 
-        Returns:
-            {"audio": [batch, num_samples] float32, "length": [batch] int64} and, where texts are asked for,
-            {"text": [batch, longest_text] int64}, numbers of letters padded with -100.
-        """
-        audio = torch.zeros(len(indices), self._num_samples)
-        length = torch.zeros(len(indices), dtype=torch.int64)
-        text = torch.full((len(indices), self._longest_text or 0), _NO_LETTER)
-        for row, index in enumerate(indices.tolist()):
-            sound, said = self._recordings.hear(index, None if seeds is None else int(seeds[row]))
-            audio[row, : len(sound)] = torch.from_numpy(normalised(sound))
-            length[row] = len(sound)
-            if self._longest_text is not None:
-                text[row, : len(said)] = torch.tensor(encode(said))
-        batch = {"audio": audio, "length": length}
-        return batch if self._longest_text is None else batch | {"text": text}
+
+def seconds(num_samples: int, sample_rate: int) -> int:
+    """What a sample counts for."""
+    return max(1, round(num_samples / sample_rate))
+
+
+def batch_of(heard: Sequence[tuple[Sound, str]], num_samples: int, longest_text: int | None) -> Batch:
+    """What is heard and said, in one shape.
+
+    Args:
+        heard: sounds ([at most num_samples] float32), and what is said.
+        num_samples: that every sound is padded to.
+        longest_text: letters that every text is padded to; None leaves texts out.
+
+    Returns:
+        {"audio": [batch, num_samples] float32, "length": [batch] int64, of what is no padding} and, where texts are
+        asked for, {"text": [batch, longest_text] int64}, numbers of letters padded with -100.
+    """
+    audio = torch.zeros(len(heard), num_samples)
+    text = torch.full((len(heard), longest_text or 0), _NO_LETTER)
+    for row, (sound, said) in enumerate(heard):
+        audio[row, : len(sound)] = torch.from_numpy(normalised(sound))
+        if longest_text is not None:
+            text[row, : len(said)] = torch.tensor(encode(said))
+    batch = {"audio": audio, "length": torch.tensor([len(sound) for sound, _ in heard])}
+    return batch if longest_text is None else batch | {"text": text}
 
 
 def normalised(sound: Sound) -> Sound:

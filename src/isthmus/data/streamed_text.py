@@ -1,0 +1,139 @@
+"""Text that is read as it comes: tokenised, packed, shuffled in blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from isthmus.core.types import UserError
+from isthmus.data.prefetch import Prefetched
+from isthmus.data.shuffle import permute
+from isthmus.data.streamed import PieceStream, StreamedCorpus
+from isthmus.data.tokenizer import OneText, Tokenizer
+from isthmus.data.tokens import cut_windows
+from isthmus.inner.step import Batch
+
+_BLOCK_WINDOWS = 1024  # that are shuffled together
+_TEXTS = 256  # that are tokenised together
+
+
+@dataclass(frozen=True)
+class StreamedText(StreamedCorpus):
+    """Streamed text, in windows of `sequence_length` + 1 tokens; neighbours share one token.
+
+    Attributes:
+        sides: rows of text.
+        tokenizer: of the text.
+        sequence_length: tokens a sample trains on.
+    """
+
+    tokenizer: Tokenizer
+    sequence_length: int
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What a model must have at least."""
+        return {"vocab_size": self.tokenizer.vocab_size}
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """Tokens a sample trains on."""
+        return self.sequence_length
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """Of samples: the tokenizer and their length."""
+        return self.tokenizer.fingerprint, self.sequence_length
+
+    def stream(self, seed: int, batch_size: int, worker: int, num_workers: int) -> Prefetched:
+        """Worker `worker`'s batches, read ahead."""
+        return Prefetched(TextStream(self, seed, batch_size, worker, num_workers))
+
+    def validation(self, batch_size: int, num_samples: int = 256) -> list[Batch]:
+        """The first windows of the validation data."""
+        length, parts, num_tokens = self.sequence_length, list[OneText](), 0
+        for row in self.sides.held_out_rows():
+            parts += self.tokenizer.encode([row.value])
+            num_tokens += len(parts[-1])
+            if num_tokens > num_samples * length:
+                break
+        if num_tokens <= length:
+            raise UserError(
+                f"data: a sequence of {length} tokens needs {length + 1}, the validation data has {num_tokens}; "
+                "choose a shorter sequence_length or give more data"
+            )
+        tokens = np.concatenate(parts)
+        starts = np.arange(min(num_samples, (num_tokens - 1) // length)) * length
+        return [cut_windows(tokens, starts[i : i + batch_size], length) for i in range(0, len(starts), batch_size)]
+
+
+class TextStream(PieceStream):
+    """One worker's batches of windows.
+
+    Tokens gather until there are enough for a block of windows, which are then shuffled; a block ends with the epoch.
+    A position is what was made and not yet taken (windows, and tokens too few for one), and where reading goes on: so
+    it is exact, and what was read is not read again.
+    """
+
+    unit = "text"
+
+    def __init__(self, corpus: StreamedText, seed: int, batch_size: int, worker: int, num_workers: int) -> None:
+        super().__init__(corpus, seed, batch_size, worker, num_workers)
+        self._tokenizer, self._length = corpus.tokenizer, corpus.sequence_length
+        self._num_blocks = 0
+        self._windows = torch.empty(0, self._length + 1, dtype=torch.int32)
+        self._rest = np.empty(0, self._tokenizer.dtype)
+
+    def __next__(self) -> Batch:
+        """The next batch: {"tokens": [batch, sequence_length + 1] int64}."""
+        while len(self._windows) < self._batch_size:
+            self._windows = torch.cat([self._windows, self._next_block()])
+        batch, self._windows = self._windows[: self._batch_size], self._windows[self._batch_size :]
+        return {"tokens": batch.long()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, with tensors; it becomes wrong with no later batch."""
+        self._move_position()
+        return super().state_dict() | {
+            "blocks": self._num_blocks,
+            "windows": self._windows,
+            "rest": torch.from_numpy(self._rest.astype(np.int32)),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to a saved position; refuses one in other data."""
+        super().load_state_dict(state_dict)
+        self._num_blocks, self._windows = state_dict["blocks"], state_dict["windows"]
+        self._rest = state_dict["rest"].numpy().astype(self._tokenizer.dtype)
+
+    def _next_block(self) -> torch.Tensor:
+        """[windows, sequence_length + 1] int32, shuffled; fewer than a block at the end of an epoch, perhaps none."""
+        length, parts, num_tokens = self._length, [self._rest], len(self._rest)
+        if not self._pieces:
+            self._begin_epoch()
+        while num_tokens <= _BLOCK_WINDOWS * length and (texts := self._next_texts()):
+            self._idle_epochs = 0
+            parts += self._tokenizer.encode(texts)
+            num_tokens += sum(len(tokens) for tokens in parts[-len(texts) :])
+        tokens = np.concatenate(parts)
+        num_windows = max(0, len(tokens) - 1) // length
+        self._rest = tokens[num_windows * length :]
+        if num_windows == 0:
+            return self._windows[:0]
+        order = permute(np.arange(num_windows), num_windows, f"{self._seed}/{self._num_blocks}/windows")
+        self._num_blocks += 1
+        return cut_windows(tokens, order * length, length)["tokens"].int()
+
+    def _next_texts(self) -> list[str]:
+        """A few texts of this worker's part of the epoch; none at its end."""
+        texts: list[str] = []
+        while self._pieces and len(texts) < _TEXTS:
+            some = [row.value for row in islice(self._own_rows(), _TEXTS - len(texts))]
+            if not some:
+                self._end_piece()
+            texts += some
+        return texts
