@@ -1,5 +1,7 @@
 """Labelled images of the `datasets` library, from real files."""
 
+import sys
+
 import datasets
 import numpy as np
 import pyarrow.parquet as pq
@@ -63,6 +65,13 @@ def test_bad_input_is_one_line(pictures):
     }.items():
         with pytest.raises(UserError, match=match):
             HuggingFaceImages(str(pictures), **options).open(8, 3, 4)
+
+
+def test_without_pillow_is_one_line(pictures, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    for streaming in (False, True):
+        with pytest.raises(UserError, match=r"images need Pillow: pip install 'isthmus\[vision\]'"):
+            HuggingFaceImages(str(pictures), streaming=streaming).open(8, 3, 4)
 
 
 def test_the_registered_name():

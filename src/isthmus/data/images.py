@@ -58,7 +58,7 @@ class Images:
         try:
             load, parts = self._digits() if self.source == "digits" else self._folder()
         except ImportError as error:
-            raise UserError(f"images need Pillow and scikit-learn: pip install 'isthmus[vision]' ({error})") from error
+            raise UserError(f"data: the digits need scikit-learn: pip install 'isthmus[vision]' ({error})") from error
         except OSError as error:
             raise UserError(f"data: cannot read {error.filename!r}: {error.strerror}") from error
         each = map if self.source == "digits" else ThreadPoolExecutor(_NUM_THREADS, "images").map
@@ -78,8 +78,6 @@ class Images:
         )
 
     def _folder(self) -> tuple[Load, Parts]:
-        import PIL  # noqa: F401 (so that it is missed now)
-
         root = Path(self.source).expanduser()
         return lambda name: open_image(root / name), self._find(root)
 

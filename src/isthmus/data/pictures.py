@@ -47,6 +47,10 @@ class View:
     def __post_init__(self) -> None:
         if self.num_channels not in _MODES:
             raise UserError(f"data: the model has {self.num_channels} channels; images have 1 (grey) or 3 (colour)")
+        try:
+            import PIL  # noqa: F401 (so that it is missed now)
+        except ImportError as error:
+            raise UserError(f"data: images need Pillow: pip install 'isthmus[vision]' ({error})") from error
 
     def of(self, image: Image, draws: Draws) -> Pixels:
         """[num_channels, size, size]; of the largest square in the middle where the draws are (0, 0.5, 0.5, 1)."""
