@@ -11,6 +11,7 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from isthmus.config import RunConfig
+from isthmus.core import UserError
 from isthmus.inner.step import Batch
 from isthmus.parallel import Mesh, open_mesh
 from isthmus.train.assemble import choose_device, is_elastic
@@ -49,6 +50,21 @@ class Place:
         shard, num_shards = self.mesh.coordinates(self.rank).shard, self.mesh.shard
         size = len(next(iter(batch.values()))) // num_shards
         return {name: tensor[shard * size : (shard + 1) * size] for name, tensor in batch.items()}
+
+    def own_share(self, batches: list[Batch]) -> list[Batch]:
+        """This rank's slices of several batches, without those that are too small to be shared out.
+
+        Raises:
+            UserError: all are.
+        """
+        slices = [self.own_rows(batch) for batch in batches]
+        share = [rows for rows in slices if len(next(iter(rows.values())))]
+        if batches and not share:
+            raise UserError(
+                f"mesh: shard is {self.mesh.shard}, and there are fewer validation samples: give more data, "
+                "or make mesh.shard smaller"
+            )
+        return share
 
 
 def find_place(config: RunConfig) -> Place:

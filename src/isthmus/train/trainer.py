@@ -50,7 +50,7 @@ class Trainer:
         self.stream = self._open_stream(corpus)
         num_samples = config.train.eval_batches * config.inner.batch_size
         validation = corpus.validation(config.inner.batch_size, num_samples) if self.worker == 0 else []
-        self.validation = [place.own_rows(batch) for batch in validation]
+        self.validation = place.own_share(validation)
         folder = self.run_dir / "checkpoints"
         self.checkpoints = Checkpoints(folder, self.worker, layout, place.rank, place.mesh, say)
         self.totals = Totals()
