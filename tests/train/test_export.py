@@ -176,6 +176,8 @@ def test_models_of_images_and_sound_load_in_a_fresh_process_with_the_same_output
         for param, anchor in zip(built.parameters(), anchors(run_dir, 3), strict=True):
             param.data.copy_(anchor)
         expected[name] = output_of(name, getattr(built, "network", built))
+        unit = "seconds of sound" if name.startswith("wav2vec2") else "images"
+        assert f"{unit} worker 0 trained on" in card_of(Path(folders[name]))[1]
     command = [sys.executable, str(HERE / "exported_outputs.py"), str(tmp_path / "outputs"), json.dumps(folders)]
     command.append(str(torch.get_num_threads()))
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)

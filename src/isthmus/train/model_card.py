@@ -12,6 +12,8 @@ from isthmus.train.metrics import Totals
 from isthmus.train.report import readable_bytes
 from isthmus.transport.peers import ring_bytes
 
+_UNITS = {"images": "images", "speech": "seconds of sound"}  # what is counted as tokens where there are none
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -73,6 +75,7 @@ def _kind(facts: Facts, network: nn.Module | None) -> str:
 
 def _training(facts: Facts) -> list[tuple[str, str]]:
     config, totals = facts.config, facts.totals
+    unit = _UNITS.get(config.data["type"].removeprefix("huggingface_"), "tokens")
     inner, schedule = config.inner, config.outer.schedule
     rows = [
         ("recipe", f"`{config.outer.recipe}`"),
@@ -91,7 +94,7 @@ def _training(facts: Facts) -> list[tuple[str, str]]:
     rows += [
         ("inner optimizer", _settings(inner.optimizer, "lr", "weight_decay")),
         ("samples a worker and step", f"{inner.batch_size:,}"),
-        (f"tokens worker {facts.worker} trained on", f"{totals.tokens:,}"),
+        (f"{unit} worker {facts.worker} trained on", f"{totals.tokens:,}"),
         (f"sent by worker {facts.worker}", f"{readable_bytes(totals.sent_bytes)} in {totals.num_syncs:,} syncs"),
         (f"received by worker {facts.worker}", readable_bytes(totals.received_bytes)),
         ("seconds of training, syncs included", f"{totals.train_seconds:,.0f}"),
