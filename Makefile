@@ -32,7 +32,7 @@ format: $(READY)  ## rewrite the code in the house's format
 	$(BIN)/ruff check --fix $(CODE)
 
 bench: $(READY)  ## measure; results go, dated, to benchmarks/results
-	set -e; for part in codecs outer_loop device models families learning pace mesh wan uneven churn chaos; do $(BIN)/python -m benchmarks.$$part; done
+	set -e; for part in codecs outer_loop sync_cost device models families learning pace mesh wan uneven churn chaos; do $(BIN)/python -m benchmarks.$$part; done
 
 build: $(READY)  ## wheel and sdist, and the image where a Docker engine runs
 	rm -rf dist
