@@ -5,12 +5,14 @@
 Link A is so slow that one float32 all-reduce of the model takes 50 inner steps, link B so that it takes 400: the rate
 is set from a step's seconds, measured first. `ddp` is run for a few steps there, and once without a limit for its loss
 after equal tokens. The link "free" has no limit: what is missing there is the recipes' own work. Runs already in the
-output folder are not repeated.
+output folder are not made again. Two runs of the same contender differ by about 1 %: `--repeats 5` makes five of each,
+all contenders in turn.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,12 +125,13 @@ FREE = Link("free", 0, 50, 300, 600)
 LINKS = {"free": FREE, "A": Link("A", 50, 100, 400, 14), "B": Link("B", 400, 100, 300, 4)}
 
 
-def run(contender: Contender, link: Link, mbit: float) -> dict[str, Any]:
-    """One run; what its workers wrote, and the figures made of it."""
+def run(contender: Contender, link: Link, mbit: float, number: int = 1) -> dict[str, Any]:
+    """One run, the first or a repeat; what its workers wrote, and the figures made of it."""
     ddp = contender.name == "ddp"
     steps = link.ddp_steps if ddp else link.steps
     every = 1 if ddp and link.ratio else link.local_steps
-    folder = OUTPUT / f"{link.name}-{contender.name.replace(', ', '-').replace(' ', '-')}"
+    again = f"-{number}" if number > 1 else ""
+    folder = OUTPUT / f"{link.name}-{contender.name.replace(', ', '-').replace(' ', '-')}{again}"
     overrides = [override.replace("{tau}", str(link.local_steps // 2 - 10)) for override in contender.overrides]
     overrides += [f"train.steps={steps}", f"outer.schedule.local_steps={link.local_steps}"]
     arguments = [contender.program, str(every), *overrides]
@@ -165,6 +168,19 @@ def run(contender: Contender, link: Link, mbit: float) -> dict[str, Any]:
     }
 
 
+def middle(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The first of a contender's runs (all learn the same) with the median speed of all."""
+    shares = [run["utilisation"] for run in runs]
+    speed = {key: statistics.median(run[key] for run in runs) for key in ("step_seconds", "utilisation", "inner_share")}
+    return {**runs[0], **speed, "utilisations": shares, "inner_shares": [run["inner_share"] for run in runs]}
+
+
+def spread(result: dict[str, Any]) -> str:
+    """Of the utilisation, where there are repeats."""
+    shares = [100 * share for share in result["utilisations"]]
+    return f" ({min(shares):.1f} to {max(shares):.1f})" if len(shares) > 1 else ""
+
+
 def loss_at(result: dict[str, Any], seconds: float) -> str:
     """Of the newest mark before a time."""
     known = [mark["loss"] for mark in result["marks"] if mark["seconds"] <= seconds]
@@ -184,7 +200,7 @@ def rows_of(results: list[dict[str, Any]], ddp_loss: dict[int, float]) -> list[l
                 result["contender"],
                 result["wire"],
                 f"{1024 / result['step_seconds']:,.0f}",
-                f"{100 * result['utilisation']:.1f} %",
+                f"{100 * result['utilisation']:.1f} %{spread(result)}",
                 f"{100 * result['inner_share'] / nothing['inner_share']:.2f} %",
                 f"{result['utilisation'] / ddp['utilisation']:.1f}",
                 f"{result['sent_per_step'] / 1e3:,.2f}",
@@ -233,6 +249,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--links", nargs="+", default=list(LINKS), choices=list(LINKS))
     parser.add_argument("--only", nargs="*", default=[], help="names of contenders; all when not given")
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each on a link; the table has their median")
+    parser.add_argument("--name", default="wan", help="of the results")
     arguments = parser.parse_args()
     chosen = [c for c in CONTENDERS if not arguments.only or c.name in (*REFERENCES, *arguments.only)]
     free = {contender.name: run(contender, FREE, 0) for contender in CONTENDERS if contender.name in REFERENCES}
@@ -242,15 +260,22 @@ def main() -> None:
     ddp_loss = {mark["step"]: mark["loss"] for mark in free["ddp"]["marks"]}
     for link in (LINKS[name] for name in arguments.links):
         mbit = link.mbit(num_parameters, step_seconds)
-        results = [run(contender, link, mbit) for contender in chosen]
+        rounds = [[run(each, link, mbit, number + 1) for each in chosen] for number in range(arguments.repeats)]
+        results = [middle(list(runs)) for runs in zip(*rounds, strict=True)]
         rate = f"{mbit:.2f} Mbit/s" if mbit else "without a limit"
         notes = [
             f"{rate}; {num_parameters:,} parameters; H = {link.local_steps}",
             f"an inner step takes {step_seconds * 1e3:.1f} ms",
             *compare(results),
+            *([f"medians (and ranges) of {arguments.repeats} runs each"] if arguments.repeats > 1 else []),
         ]
         path = write(
-            f"wan-{link.name}", f"Link {link.name}", COLUMNS, rows_of(results, ddp_loss), notes + NOTES, results
+            f"{arguments.name}-{link.name}",
+            f"Link {link.name}",
+            COLUMNS,
+            rows_of(results, ddp_loss),
+            notes + NOTES,
+            results,
         )
         plot(link, results, path.with_suffix(".png"))
         print(path.read_text())
