@@ -178,6 +178,8 @@ class RunConfig(Section):
             raise UserError(f"mesh: with outer.transport {transport} a worker has one rank: use torch_dist")
         if self.outer.schedule is None:
             raise UserError(f"mesh: {self.outer.recipe} is for workers of one rank: use a recipe with an outer loop")
+        if inner.optimizer["type"] == "adversarial":
+            raise UserError("mesh: adversarial steps are for workers of one rank: leave mesh out")
         if inner.micro_batch_size == "auto":
             raise UserError("inner.micro_batch_size: auto is for workers of one rank: set a number")
         if inner.batch_size % mesh.shard:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
+from torch import nn
 from training import CASES, MODELS, assert_trained_alike, batch_of, rows_of, sharded, train_cases, weights
 
 from isthmus.core import UserError
@@ -127,3 +128,23 @@ def offload() -> str:
 def test_offload_without_a_gpu_is_refused():
     for message in run_ranks(offload, 2):
         assert message == "mesh: cpu_offload frees a GPU's memory, but there is no GPU here: set it to false"
+
+
+class Scaled(nn.Linear):
+    """A layer with a scalar parameter."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+def scalar() -> str:
+    device_mesh = open_mesh(MESH, 1)
+    with pytest.raises(UserError) as error:
+        apply_fsdp(nn.Sequential(Scaled()), MESH, device_mesh)
+    return str(error.value)
+
+
+def test_a_scalar_parameter_is_refused():
+    for message in run_ranks(scalar, 2):
+        assert message == "mesh: shard cannot cut '0.scale', a single number: make it a tensor of shape [1]"

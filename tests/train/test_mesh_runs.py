@@ -73,6 +73,10 @@ def final_weights(folder: Path, name: str) -> bytes:
         (["mesh.tp=2", "outer.recipe=ddp"], "mesh: ddp is for workers of one rank"),
         (["mesh.tp=2", "outer.transport={type: torchft}"], "mesh: with outer.transport torchft a worker has one rank"),
         (["mesh.tp=2", "inner.micro_batch_size=auto"], "inner.micro_batch_size: auto is for workers of one rank"),
+        (
+            ["mesh.shard=2", "inner.optimizer={type: adversarial}"],
+            "mesh: adversarial steps are for workers of one rank",
+        ),
         (["mesh.pp=2", "inner.compile=true"], "inner.compile: pipeline stages are not compiled"),
     ],
 )

@@ -24,11 +24,17 @@ def apply_fsdp(model: nn.Module, mesh: Mesh, device_mesh: DeviceMesh) -> None:
 
     Gradients become the mean over the ranks along that dimension. Blocks are those of the longest `nn.ModuleList`.
     Nothing happens where the dimension is 1.
+
+    Raises:
+        UserError: there is no GPU whose memory `cpu_offload` could free, or a parameter that FSDP2 cannot shard.
     """
     if mesh.cpu_offload and device_mesh.device_type == "cpu":
         raise UserError("mesh: cpu_offload frees a GPU's memory, but there is no GPU here: set it to false")
     if mesh.shard == 1:
         return
+    for name, param in model.named_parameters():
+        if param.ndim == 0:
+            raise UserError(f"mesh: shard cannot cut {name!r}, a single number: make it a tensor of shape [1]")
     options: dict[str, Any] = {"mesh": device_mesh["shard"], "reshard_after_forward": mesh.reshard_after_forward}
     if mesh.mixed_precision:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -144,8 +144,8 @@ def build_inner_step(
         "precision": inner.precision,
     }
     if isinstance(spec, Adversarial):
-        if inner.compile or device_mesh is not None:
-            raise UserError("inner.optimizer: adversarial steps are not compiled, and their workers have one rank each")
+        if inner.compile:
+            raise UserError("inner.compile: adversarial steps are not compiled: set it to false")
         return AdversarialStep(
             model, optimizer, lr_schedule, discriminator_steps=spec.discriminator_steps, wrap=wrap, **options
         )
