@@ -103,13 +103,14 @@ def test_every_registered_compressor_is_tested():
     assert all(COMPRESSORS.get(name) for name in names)
 
 
+@pytest.mark.parametrize("rounds", [1, 3])
 @pytest.mark.parametrize("weights", [*WEIGHTS.values(), [0.0, 0.7, 0.3]], ids=str)
 @pytest.mark.parametrize("name", MEANS)
-def test_what_was_sent_is_what_was_averaged_and_all_get_the_same_bits(name, weights):
-    """The weighted mean of (local - residual) is the mean, also where owners encode a second time."""
-    results = average(CONFIGS[name], len(weights), weights)
+def test_what_was_sent_is_what_was_averaged_and_all_get_the_same_bits(name, weights, rounds):
+    """The weighted mean of (local - residual) is the mean, also where owners encode a second time, or with a past."""
+    results = average(CONFIGS[name], len(weights), weights, rounds=rounds)
     sent = [
-        [t.float() - r for t, r in zip(tensors_of(rank), residual, strict=True)]
+        [t.float() - r for t, r in zip(tensors_of(rank, rounds - 1), residual, strict=True)]
         for rank, (_, residual, _, _) in enumerate(results)
     ]
     assert_close(results[0][0], weighted(sent, weights))

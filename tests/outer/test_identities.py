@@ -11,7 +11,7 @@ import torch
 from tests.toy import Lazy, Worker, averaging, inner_step, nesterov, sgd, toy_batch, toy_model, toy_run
 from torch import nn
 
-from isthmus.compress import Cast
+from isthmus.compress import Cast, Compressor
 from isthmus.compress.feedback import ErrorFeedback
 from isthmus.compress.lowrank import LowRank
 from isthmus.compress.quantize import Quantize
@@ -173,8 +173,10 @@ def in_flight(worker: Worker) -> torch.Tensor:
     return torch.cat([tensor.reshape(-1) for sync in worker.loop.state_dict()["in_flight"] for tensor in sync["own"]])
 
 
-def test_identity_11_eager_with_one_worker_has_no_delay() -> None:
-    (eager,) = eager_run(1, 4, outer_optimizer=nesterov)
+@pytest.mark.parametrize("compressor", [Cast(), Quantize(2, 4), ErrorFeedback(Quantize(2, 4), 0.9)], ids=str)
+def test_identity_11_eager_with_one_worker_has_no_delay(compressor: Compressor) -> None:
+    """Whatever its messages lose: of its own share it has the original."""
+    (eager,) = eager_run(1, 4, outer_optimizer=nesterov, compressor=compressor)
     (diloco,) = toy_run(1, steps=12, schedule=SyncSchedule(3), outer_optimizer=nesterov)
     close(eager.anchor, diloco.anchor)
 

@@ -34,12 +34,17 @@ class ErrorFeedback:
         return self.compressor.effort(state.get("compressor", {}))
 
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
-        """Mean of the messages, and the residual (of local + decay * old residual); see `Compressor.average`."""
-        residual = state.get("residual")
+        """Mean of the messages, and what of `local` is not in this worker's own: see `Compressor.average`.
+
+        A message also holds what was left of earlier ones, so that is the new residual less the old.
+        """
+        old = state.get("residual")
         total = [tensor.float() for tensor in local]
-        if residual is not None:
-            total = [torch.add(tensor, old, alpha=self.decay) for tensor, old in zip(total, residual, strict=True)]
+        if old is not None:
+            total = [torch.add(tensor, rest, alpha=self.decay) for tensor, rest in zip(total, old, strict=True)]
         inner: State = dict(state.get("compressor", {}))
         mean, residual = self.compressor.average(total, inner, peers)
         state["compressor"], state["residual"] = inner, residual
-        return mean, residual
+        if old is None:
+            return mean, residual
+        return mean, [torch.sub(new, rest, alpha=self.decay) for new, rest in zip(residual, old, strict=True)]
