@@ -7,7 +7,7 @@ so the benchmark can be interrupted and grown:
     python -m benchmarks.learning --seeds 0 1 --local-steps 5 10 30
     python -m benchmarks.learning --name learning-batch-32 --set inner.batch_size=32 train.steps=2000
     python -m benchmarks.learning --name learning-dilocox --local-steps 10 30 --only dilocox "dilocox, replace" \
-        "dilocox, eager" "dilocox, window 5"
+        "dilocox, eager" "dilocox, keep progress" "dilocox, window 5"
 """
 
 from __future__ import annotations
@@ -51,8 +51,13 @@ WITH_H: dict[str, tuple[str, ...]] = {
     "diloco, muon inside": ("outer.recipe=muloco", "outer.compressor={type: cast}"),
 }
 VARIANTS: dict[str, tuple[str, ...]] = {  # only when asked for by name: what a recipe decides, decided otherwise
-    "dilocox, replace": ("outer.recipe=dilocox", "outer.merge={type: replace}"),
-    "dilocox, eager": ("outer.recipe=dilocox", "outer.merge={type: eager}"),
+    "dilocox, replace": ("outer.recipe=dilocox", "outer.merge={type: replace}", "outer.optimizer.momentum=0.3"),
+    "dilocox, eager": ("outer.recipe=dilocox", "outer.merge={type: eager}", "outer.optimizer.momentum=0.3"),
+    "dilocox, keep progress": (
+        "outer.recipe=dilocox",
+        "outer.merge={type: keep_progress}",
+        "outer.optimizer.momentum=0.5",
+    ),
     "dilocox, window 5": (
         "outer.recipe=dilocox",
         "outer.compressor={type: error_feedback, compressor: "

@@ -10,7 +10,7 @@ from isthmus.compress.lowrank import LowRank
 from isthmus.compress.topk import TopK
 from isthmus.config import dump, parse
 from isthmus.core import SyncSchedule
-from isthmus.outer import Eager
+from isthmus.outer import Eager, KeepProgress
 from isthmus.recipes import RECIPES, Plan, Recipe, load_config
 from isthmus.recipes.base import outer_sgd, warm_start
 from isthmus.transport.local import Local, LocalWorld
@@ -66,6 +66,12 @@ def test_a_delayed_recipe_delays_by_a_whole_round_whatever_h(name):
     for local_steps in (None, 7):
         schedule = recipe(name, local_steps=local_steps).schedule
         assert schedule.overlap_steps == schedule.local_steps
+
+
+def test_dilocox_merges_a_long_delay_eagerly_and_keeps_the_progress_of_a_short_one():
+    merges = {h: recipe("dilocox", local_steps=h).merge for h in (10, 19, 20, None)}
+    assert merges == {10: KeepProgress(), 19: KeepProgress(), 20: Eager(), None: Eager()}
+    assert [recipe("dilocox", local_steps=h).optimizer["momentum"] for h in (10, 30)] == [0.5, 0.3]
 
 
 def test_the_outer_optimizer_follows_workers_h_and_the_length_of_the_run():
