@@ -9,8 +9,8 @@ import pytest
 from tests.elastic import Town, kill_at, lose
 from tests.transport.heal_world import Trickle
 
-from isthmus.core import SyncSchedule, split_balanced
-from isthmus.outer import KeepProgress, Mix, Offload, Replace
+from isthmus.core import SyncSchedule, UserError, split_balanced
+from isthmus.outer import Eager, KeepProgress, Mix, Offload, Replace
 from isthmus.transport.heal.fetch import fetch
 
 SCHEDULES = {
@@ -175,3 +175,11 @@ def test_what_a_lone_worker_did_below_the_minimum_is_kept():
     assert not {version: hashes for version, hashes in town.hashes.items() if len(hashes) > 1}
     assert town.workers["worker-0"].loop.transport_state["version"] > version
     assert all(report.committed for report in town.workers["worker-0"].reports)
+
+
+def test_anchors_of_each_workers_own_are_refused():
+    """Whoever joins takes over the anchors of one of the others."""
+    town = Town(3, schedule=SyncSchedule(3, overlap_steps=3), merge=Eager())
+    town.start("worker-0")
+    with pytest.raises(UserError, match="workers that come and go need equal anchors"):
+        town.wait()

@@ -74,6 +74,12 @@ def test_dilocox_merges_a_long_delay_eagerly_and_keeps_the_progress_of_a_short_o
     assert [recipe("dilocox", local_steps=h).optimizer["momentum"] for h in (10, 30)] == [0.5, 0.3]
 
 
+@pytest.mark.parametrize(("transport", "merge"), [("torch_dist", "eager"), ("torchft", "keep_progress")])
+def test_dilocox_has_equal_anchors_where_workers_come_and_go(transport, merge):
+    outer = load_config(None, ["outer.recipe=dilocox", f"outer.transport.type={transport}"]).outer
+    assert outer.merge == {"type": merge}
+
+
 def test_the_outer_optimizer_follows_workers_h_and_the_length_of_the_run():
     assert [outer_sgd(Plan(workers, steps=1000), 10)["lr"] for workers in (1, 2, 4, 8)] == [0.4, 0.6, 0.6, 0.8]
 

@@ -70,7 +70,7 @@ class OuterLoop:
         guard: Guard = Guard(),  # noqa: B008 (a frozen value)
         offload: Offload = Offload(),  # noqa: B008 (a frozen value)
     ) -> None:
-        check_parts(fragments, schedule, transport, merge)
+        check_parts(fragments, schedule, compressor, transport, merge)
         self.fragments, self.transport, self.merge = fragments, transport, merge
         self.rounds = Rounds(schedule)
         self.replicated = compressor.replicated and merge.replicated

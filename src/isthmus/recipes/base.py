@@ -24,6 +24,7 @@ class Plan:
     num_workers: int
     steps: int  # inner steps of the whole run
     local_steps: int | None = None  # H, where the user has chosen it
+    elastic: bool = False  # workers may come and go: they need equal anchors
 
 
 @dataclass(frozen=True)

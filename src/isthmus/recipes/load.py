@@ -16,6 +16,7 @@ from isthmus.core import UserError
 from isthmus.outer import MERGES
 from isthmus.recipes.base import RECIPES, Plan, Recipe
 from isthmus.spec import convert, describe
+from isthmus.transport import TRANSPORTS
 
 ENVIRONMENT_PREFIX = "ISTHMUS_"  # ISTHMUS_OUTER__SCHEDULE__LOCAL_STEPS=50
 # what only an outer loop needs
@@ -84,7 +85,16 @@ def _plan(known: Layer) -> Plan:
         num_workers=convert(train["workers"], int, "train.workers"),
         steps=convert(train["steps"], int, "train.steps"),
         local_steps=convert(local_steps, int | None, "outer.schedule.local_steps"),
+        elastic=_is_elastic(known["outer"].get("transport")),
     )
+
+
+def _is_elastic(transport: Any) -> bool:
+    """Of one that is wrong or not installed `parse` tells later."""
+    try:
+        return bool(TRANSPORTS.get(transport["type"]).limits.elastic)
+    except (KeyError, TypeError, UserError):
+        return False
 
 
 def _read_file(path: str | os.PathLike[str]) -> Layer:
