@@ -19,7 +19,7 @@ demo: $(READY)  ## train a small model in six ways and compare them in one table
 	$(BIN)/isthmus demo
 
 test: lint  ## format check, lint, types and tests
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 3 --dist loadfile
 
 lint: $(READY)  ## format check, ruff, the floors of the house, types
 	$(BIN)/ruff format --check $(CODE)
