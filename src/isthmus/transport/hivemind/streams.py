@@ -91,7 +91,7 @@ class Mesh:
         """Say goodbye: what is on its way still arrives."""
         if not self._closed.is_set():
             self._tell(Frame(Kind.BYE, self.meeting, self.rank))
-            self._fail("this worker has closed it", tell=False)
+            self._failure.set_result("this worker has closed it")
             self._hang_up()
 
     async def _exchange(self, outgoing: Views, incoming: Views) -> None:
@@ -165,7 +165,8 @@ class Mesh:
                 frame, text = await frames.receive_any(reader, frames.TEXT_BYTES)
                 self._silent_rounds[rank] = 0
                 if frame.kind is Kind.GIVE_UP:
-                    self._fail(f"{name} gave up: {_printable(text)}", tell=False)
+                    cause = _printable(text)
+                    self._fail(f"{name} gave up: {cause}", cause)
                 elif frame.kind is Kind.BYE:
                     self._left.add(rank)
         except (OSError, EOFError):
@@ -174,14 +175,16 @@ class Mesh:
         except TransportError as error:
             self._fail(f"{name} {error}")
 
-    def _fail(self, reason: str, tell: bool = True) -> None:
-        """Nothing more can be done in this meeting: the others are told, unless they said so themselves."""
+    def _fail(self, reason: str, cause: str = "") -> None:
+        """Nothing more can be done in this meeting.
+
+        Everybody is told the cause, also where another found it: its word may reach a third after this hanging up.
+        """
         if self._failure.done():
             return
         self._failure.set_result(reason)
-        if tell:
-            text = reason.encode()[: frames.TEXT_BYTES]
-            self._tell(Frame(Kind.GIVE_UP, self.meeting, self.rank, length=len(text)), text)
+        text = (cause or reason).encode()[: frames.TEXT_BYTES]
+        self._tell(Frame(Kind.GIVE_UP, self.meeting, self.rank, length=len(text)), text)
         self._hang_up()
 
     def _tell(self, frame: Frame, payload: bytes = b"") -> None:
