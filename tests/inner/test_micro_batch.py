@@ -9,6 +9,7 @@ from torch import nn
 from isthmus.core import UserError
 from isthmus.inner import AdamW, SupervisedStep
 from isthmus.inner.micro_batch import find_fastest, measure_rates
+from isthmus.train.live_bytes import LiveBytes, Watch
 
 
 class Slow(nn.Module):
@@ -46,6 +47,25 @@ def test_what_does_not_fit_ends_the_search():
     model = Slow({1: 0.03, 2: 0.03, 4: 0.03}, largest=4)
     assert find_fastest(make(model), BATCH) == 4
     assert max(model.sizes) == 8
+
+
+def test_trying_takes_the_memory_of_a_step_that_has_optimizer_state():
+    model = nn.Linear(64, 64)
+    model.forward = lambda batch: nn.functional.linear(batch["x"], model.weight, model.bias).square().mean()
+    step, batch = SupervisedStep(model, AdamW().build(model)), {"x": torch.randn(4, 64)}
+
+    def peak(work):
+        live = LiveBytes()
+        live.add(
+            [*model.parameters(), *(tensor for state in step.optimizer.state.values() for tensor in state.values())]
+        )
+        with Watch(live):
+            work()
+        return live.peak
+
+    when_tried = peak(lambda: find_fastest(step, batch))
+    step(batch)
+    assert when_tried >= peak(lambda: step.try_out(batch))
 
 
 def test_when_nothing_fits_it_is_one_line():

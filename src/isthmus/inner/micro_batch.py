@@ -41,6 +41,10 @@ def measure_rates(step: SupervisedStep, batch: Batch) -> dict[int, float]:
     sizes = [1 << power for power in range(num_samples.bit_length()) if 1 << power < num_samples] + [num_samples]
     buffers = [(buffer, buffer.clone()) for buffer in step.model.buffers()]
     rates = dict[int, float]()
+    try:
+        _room = _stand_ins(step)
+    except torch.OutOfMemoryError:
+        sizes = []
     for size in sizes:
         part = {name: tensor[:size] for name, tensor in batch.items()}
         try:
@@ -59,6 +63,11 @@ def measure_rates(step: SupervisedStep, batch: Batch) -> dict[int, float]:
             "not even one sample fits into this worker's memory: choose a smaller model, or inner.precision"
         )
     return rates
+
+
+def _stand_ins(step: SupervisedStep | AdversarialStep) -> list[torch.Tensor]:
+    """The optimizer's state comes with its first step, so tensors keep its place: two a parameter, as AdamW has."""
+    return [torch.empty_like(param) for param in step.model.parameters() if param.requires_grad for _ in range(2)]
 
 
 def _time(step: SupervisedStep | AdversarialStep, part: Batch) -> float:
