@@ -178,7 +178,8 @@ class Mesh:
     def _fail(self, reason: str, cause: str = "") -> None:
         """Nothing more can be done in this meeting.
 
-        Everybody is told the cause, also where another found it: its word may reach a third after this hanging up.
+        Everybody is told the cause, also one that another worker told: a third may see this one hang up before it hears
+        of that.
         """
         if self._failure.done():
             return
