@@ -62,6 +62,8 @@ class WeightsAndBiases:
         """Have everything sent, or on the disk."""
         if self._run:
             self._run.finish()
+            # an offline run's file is written behind finish's back; only the end of W&B's own process is waited for
+            self._wandb.teardown()
 
     def _identity(self) -> str:
         path = self._run_dir / "wandb" / f"{self._worker}.id"
