@@ -171,11 +171,9 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _mesh_fits(self) -> Self:
         """What a worker of several ranks cannot do."""
-        mesh, inner, transport = self.mesh, self.inner, self.outer.transport["type"]
+        mesh, inner = self.mesh, self.inner
         if mesh.num_ranks == 1:
             return self
-        if TRANSPORTS.get(transport).limits.elastic:
-            raise UserError(f"mesh: with outer.transport {transport} a worker has one rank: use torch_dist")
         if self.outer.schedule is None:
             raise UserError(f"mesh: {self.outer.recipe} is for workers of one rank: use a recipe with an outer loop")
         if inner.optimizer["type"] == "adversarial":

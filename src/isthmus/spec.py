@@ -51,7 +51,8 @@ def check(registry: Registry, spec: Any, path: str, given: tuple[str, ...] = ())
     if is_dataclass(component):  # a value, which refuses combinations that make no sense
         return describe(registry, component(**arguments)) | {"type": spec["type"]}
     parameters = _parameters(component, given)
-    return {"type": spec["type"]} | {name: arguments.get(name, p.default) for name, p in parameters.items()}
+    defaults = {name: _default(p) for name, p in parameters.items() if name not in arguments}
+    return {"type": spec["type"]} | {name: (defaults | arguments)[name] for name in parameters}
 
 
 def _read(registry: Registry, spec: Any, path: str, given: Iterable[str] = ()) -> tuple[Any, Spec]:
@@ -90,6 +91,14 @@ def _parameters(component: Any, given: Iterable[str]) -> dict[str, inspect.Param
         for name, parameter in inspect.signature(component).parameters.items()
         if name not in given and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     }
+
+
+def _default(parameter: inspect.Parameter) -> Any:
+    """As it comes back from a file: torch writes 0 where it means 0.0, and workers compare what they read."""
+    try:
+        return convert(parameter.default, parameter.annotation, parameter.name)
+    except UserError:
+        return parameter.default
 
 
 def _argument(value: Any, annotation: Any, path: str, registry: Registry | None) -> Any:

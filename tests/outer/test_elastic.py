@@ -71,7 +71,7 @@ def test_who_needs_several_rounds_to_catch_up_is_waited_for_once(monkeypatch):
             for relay in relays:
                 relay.close()
 
-    monkeypatch.setattr("isthmus.transport.elastic.world.fetch", slow_fetch)
+    monkeypatch.setattr("isthmus.transport.elastic.together.fetch", slow_fetch)
     town = Town(60, min_workers=2, expected_workers=2, grace_seconds=1.5)
     for name in ("worker-0", "worker-1"):
         town.start(name, each_step=lambda worker: time.sleep(0.05))

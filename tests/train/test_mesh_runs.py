@@ -71,7 +71,6 @@ def final_weights(folder: Path, name: str) -> bytes:
         (["mesh=2"], "mesh: expected keys and values, got 2"),
         (["mesh.shard=3"], "inner.batch_size: 8 is no multiple of the 3 shards"),
         (["mesh.tp=2", "outer.recipe=ddp"], "mesh: ddp is for workers of one rank"),
-        (["mesh.tp=2", "outer.transport={type: torchft}"], "mesh: with outer.transport torchft a worker has one rank"),
         (["mesh.tp=2", "inner.micro_batch_size=auto"], "inner.micro_batch_size: auto is for workers of one rank"),
         (
             ["mesh.shard=2", "inner.optimizer={type: adversarial}"],

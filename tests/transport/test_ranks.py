@@ -111,7 +111,7 @@ def test_a_rank_that_does_not_come_is_named_however_many_collectives_others_made
 def test_a_rank_that_does_not_come_inside_its_worker_is_named(zygote):
     ranks, message = results(zygote.run("come_late_inside", 4, budget=2.0))[2]
     assert ranks == [3]
-    assert message.startswith("gather inside the worker, for sync 0 failed: not done in 2 s, worker 1 (rank 3")
+    assert message.startswith("gather inside the worker failed: not done in 2 s, worker 1 (rank 3")
     assert "did not come, though alive" in message
 
 
@@ -122,7 +122,8 @@ def test_a_rank_may_wait_inside_its_worker_for_longer_than_one_collective(zygote
 
 
 def test_a_call_after_leaving_is_an_error(zygote):
-    assert results(zygote.run("call_after_leaving", 2)) == ["sync 0: this worker has not joined, or has left"] * 2
+    message = "gather inside the worker: this worker has not joined, or has left"
+    assert results(zygote.run("call_after_leaving", 2)) == [message] * 2
 
 
 def check_all_alike(trained, param):

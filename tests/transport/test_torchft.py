@@ -59,7 +59,12 @@ def together(*calls):
 
 
 def meet(*workers, wait_seconds=20):
-    return together(*(lambda each=each: each.meet({"name": each.name}, wait_seconds) for each in workers))
+    return together(
+        *(
+            lambda each=each: each.meet({"name": each.name, "contacts": [each.contact]}, wait_seconds)
+            for each in workers
+        )
+    )
 
 
 def meet_until_there(late, *workers):
@@ -133,14 +138,14 @@ def test_meetings_are_equal_and_no_two_have_one_id(worker):
     meetings = [meet(a, b) for _ in range(3)]
     for one, other in meetings:
         assert one == other
-        assert one.cards == {"a": {"name": "a"}, "b": {"name": "b"}}
+        assert {name: card["name"] for name, card in one.cards.items()} == {"a": "a", "b": "b"}
     assert len({one.id for one, _ in meetings}) == 3
 
 
 def test_a_worker_alone(worker):
     a = worker("a")
-    meeting = a.meet({"version": 3}, 5)
-    assert meeting.cards == {"a": {"version": 3}}
+    meeting = a.meet({"version": 3, "contacts": [a.contact]}, 5)
+    assert meeting.cards["a"]["version"] == 3
     peers = a.gather_around(meeting, ["a"], [1.0])
     assert peers.mean([torch.ones(2)])[0].tolist() == [1.0, 1.0]
 
@@ -182,14 +187,14 @@ def test_stragglers_have_their_grace_and_come_to_the_next_meeting():
 def test_half_of_the_living_do_not_meet(worker):
     a, _ = worker("a"), worker("b")
     with pytest.raises(TransportError, match=r"no meeting within 0.5 s: too few came, of the workers that the"):
-        a.meet({}, 0.5)
+        a.meet({"contacts": [a.contact]}, 0.5)
 
 
 def test_who_takes_no_part_is_not_waited_for(worker):
     a, b = worker("a"), worker("b")
     meeting = meet(a, b)[0]  # b finds that it has to catch up, which takes longer than the lighthouse's patience
     a.gather_around(meeting, ["a"], [1.0])
-    assert list(a.meet({}, 10).cards) == ["a"]
+    assert list(a.meet({"contacts": [a.contact]}, 10).cards) == ["a"]
     assert list(meet_until_there(b, a).cards) == ["a", "b"]
 
 
@@ -198,7 +203,7 @@ def test_who_left_is_not_waited_for(worker):
     gather(meet(a, b)[0], a, b)
     b.leave()
     b.leave()
-    assert list(a.meet({}, 10).cards) == ["a"]
+    assert list(a.meet({"contacts": [a.contact]}, 10).cards) == ["a"]
 
 
 def test_leave_ends_a_wait(worker):
@@ -206,7 +211,7 @@ def test_leave_ends_a_wait(worker):
     threading.Timer(0.3, a.leave).start()
     start = time.monotonic()
     with pytest.raises(TransportError, match="this worker has left"):
-        a.meet({}, 20)
+        a.meet({"contacts": [a.contact]}, 20)
     assert time.monotonic() - start < 5
 
 
@@ -255,7 +260,7 @@ def test_two_processes_of_one_name(worker):
             twins = [pool.submit(each.meet, {}, 1.5) for each in (one, other)]
             time.sleep(0.3)
             with suppress(TransportError):
-                third.meet({}, 1)
+                third.meet({"contacts": [third.contact]}, 1)
             messages = [str(twin.exception()) for twin in twins]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from isthmus.core.fragment import Fragment
-from isthmus.transport.base import Transport
+from isthmus.transport.inside import Inside
 from isthmus.transport.peers import hash_of_worker
 
 
@@ -27,11 +27,9 @@ def fingerprint(tensors: Iterable[torch.Tensor]) -> bytes:
     return digest.digest()
 
 
-def worker_fingerprint(fragments: list[Fragment], transport: Transport) -> bytes:
-    """8 bytes of the anchors on all ranks of this worker, which make the call together, in a static world."""
-    own = torch.tensor(list(fingerprint(anchors(fragments))), dtype=torch.uint8)
-    peers = transport.quorum(0)
-    return hash_of_worker([bytes(theirs.tolist()) for (theirs,) in peers.gather_inside([own])])
+def worker_fingerprint(fragments: list[Fragment], inside: Inside) -> bytes:
+    """8 bytes of the anchors on all ranks of this worker, which make the call together."""
+    return hash_of_worker([bytes.fromhex(theirs) for theirs in inside.share(fingerprint(anchors(fragments)).hex())])
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import time
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,8 @@ _REST_BYTES = 2**26
 def shared_state(loop: OuterLoop, wait_seconds: float) -> State:
     """Copies of all that the workers agree on; may be called on any thread.
 
-    A sync in flight comes with its mean. One that still looks for workers after a while comes without: perhaps it
-    waits for the very worker that asks, which is to send it too.
+    A sync in flight comes with its mean; one for which training waits is finished first. One that still looks for
+    workers after a while comes without: perhaps it waits for the very worker that asks, which is to send it too.
 
     Args:
         loop: whose state it is.
@@ -37,8 +38,10 @@ def shared_state(loop: OuterLoop, wait_seconds: float) -> State:
     while time.monotonic() < begin + wait_seconds:
         with loop.changing:
             undecided = [sync for sync in loop.in_flight.values() if sync.outcome and not sync.outcome.done()]
-            lonely = not any(sync.has_peers for sync in undecided) and time.monotonic() > begin + _LONELY_SECONDS
-            if not undecided or lonely:
+            about_to_finish = bool(loop.in_flight) and not undecided and loop.rounds.blocking(loop.inner_steps)
+            patient = time.monotonic() < begin + _LONELY_SECONDS
+            lonely = not any(sync.has_peers for sync in undecided)
+            if not (undecided or about_to_finish) or (lonely and not patient):
                 return _copy_state(loop)
         time.sleep(_POLL_SECONDS)
     raise TransportError(f"a sync was not decided within {wait_seconds:g} s")
@@ -61,7 +64,7 @@ def _copy_state(loop: OuterLoop) -> State:
         known = {"known": outcome is not None, "committed": bool(mean), "mean": mean, "effort": effort}
         known["buffers"] = [tensor.clone() for tensor in outcome.buffers] if outcome else []
         in_flight.append({"fragment": sync.fragment, "outer_step": sync.outer_step, "transport": latest} | known)
-    return {
+    state = {
         "stage": loop.stage,
         "inner_steps": loop.inner_steps,
         "outer_steps": loop.outer_steps,
@@ -74,6 +77,15 @@ def _copy_state(loop: OuterLoop) -> State:
         "finished": finished,  # what the transport remembered after the last sync in the anchors
         "transport": latest,  # and after the last one decided
     }
+    return state | {"stand": _stand(state)}
+
+
+def _stand(state: State) -> str:
+    """What is equal in the states of a worker's ranks where they belong together."""
+    parts = [state[name] for name in ("stage", "outer_steps", "rounds", "versions")]
+    chains = [state[name].get("chain") for name in ("finished", "transport")]
+    known = ("fragment", "outer_step", "known", "committed")
+    return json.dumps([*parts, chains, [[sync[name] for name in known] for sync in state["in_flight"]]])
 
 
 @torch.no_grad()

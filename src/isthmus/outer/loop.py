@@ -94,6 +94,8 @@ class OuterLoop:
         transport.join(self)
         if self._background.submit(self._compare_anchors).result():
             self._catch_up()
+        elif transport.rider:
+            transport.rider.land()
 
     @torch.no_grad()
     def step(self) -> list[SyncReport]:
@@ -172,7 +174,7 @@ class OuterLoop:
         """
         if self.transport.limits.ranks_per_worker == 1:
             return fingerprint(anchors(self.fragments)).hex()
-        job = partial(worker_fingerprint, self.fragments, self.transport)
+        job = partial(worker_fingerprint, self.fragments, self.transport.inside)
         return (self._background.submit(job).result() if self._background.close.alive else job()).hex()
 
     def state_dict(self) -> dict[str, Any]:
@@ -183,7 +185,10 @@ class OuterLoop:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state: syncs that were in flight are sent again."""
         self._arrived(sorted(self.in_flight))
-        for sync in restore(self, state_dict):
+        again = restore(self, state_dict)
+        if self.transport.rider:
+            self.transport.rider.land()
+        for sync in again:
             self._dispatch(sync)
 
     def shared_state(self, wait_seconds: float) -> State:
@@ -240,6 +245,8 @@ class OuterLoop:
             fragment, sync = self.fragments[index], self.in_flight.pop(index, None)
             outcome = self._take(sync) if sync else self._empty(fragment)
             self.transport_state = outcome.transport
+            if self.transport.rider and index == len(self.fragments) - 1:
+                self.transport.rider.land()
             if sync and not outcome.report.committed:
                 refuse(fragment, sync, newer, self.offload)
             else:
@@ -277,7 +284,8 @@ class OuterLoop:
         hand_over([*outcome.mean, *outcome.message])
         hidden_seconds = max(0.0, outcome.report.seconds - sync.waited_seconds)
         self._reports.append(replace(outcome.report, hidden_seconds=hidden_seconds))
-        self.pace.adopt(self.transport.pace(self.pace.steps_per_second))
+        self.transport.pace(self.pace.steps_per_second)
+        self.pace.adopt(outcome.relative_speed)
         return outcome
 
     def _empty(self, fragment: Fragment) -> Outcome:

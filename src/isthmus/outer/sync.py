@@ -16,7 +16,7 @@ from isthmus.core.types import Peers, State, SyncReport, Tensors
 from isthmus.outer.anchor import fingerprint
 from isthmus.outer.guard import Guard
 from isthmus.outer.offload import Offload
-from isthmus.transport.base import Behind, Drift, Leaving, PeerLost, Transport, TransportError
+from isthmus.transport.base import Behind, Drift, Leaving, PeerLost, RankLost, Transport, TransportError
 
 _ATTEMPTS = 4  # with those who are left, before a sync in an elastic world counts as refused
 _PAUSE_SECONDS = 1.0
@@ -51,6 +51,7 @@ class Outcome:
     transport: State  # what the transport remembers after this sync
     undecided: bool = False  # this worker could not see whether the others committed
     behind: bool = False  # the others have committed without this worker
+    relative_speed: float = 1.0  # of this worker, when it was done
     final: bool = False  # not to be tried again
     buffers: Tensors = field(default_factory=list)  # means of those that are averaged
 
@@ -120,7 +121,7 @@ class Exchange:
         try:
             peers = self.transport.quorum(sync.outer_step, sync.claim)
         except TransportError as error:
-            if not self.transport.limits.elastic:
+            if self._is_fatal(error):
                 raise
             outcome = self._without_peers(sync, fragment, last.state if last and undecided else state, start, error)
             if undecided and not outcome.final:
@@ -145,8 +146,8 @@ class Exchange:
         except NotFinite as error:
             faulty = error.ranks
         except TransportError as error:
-            if isinstance(error, PeerLost | Drift) and not self.transport.limits.elastic:
-                raise  # a static world cannot go on
+            if isinstance(error, PeerLost | Drift) and self._is_fatal(error):
+                raise
             reason = str(error)
         norm, cosine, faulty = _compare(mean, own, faulty, peers)
         if faulty:
@@ -161,7 +162,7 @@ class Exchange:
         try:
             committed = self.transport.commit(peers, not reason, fingerprint(fragment.anchor) if hashed else b"")
         except TransportError as error:
-            if not self.transport.limits.elastic:
+            if self._is_fatal(error):
                 raise
             reason, undecided = reason or str(error), not reason
         if committed and self.wants_message:
@@ -188,6 +189,7 @@ class Exchange:
         share, transport = peers.weights[peers.rank], self.transport.state_dict()
         outcome = Outcome(report, mean if committed else [], message, state, share, end, transport, undecided)
         outcome.buffers = buffers if committed else []
+        outcome.relative_speed = self.transport.relative_speed
         return outcome
 
     def _without_peers(
@@ -199,7 +201,12 @@ class Exchange:
         )
         outcome = Outcome(report, [], sync.own, state, 0.0, end, self.transport.state_dict())
         outcome.behind, outcome.final = isinstance(error, Behind), isinstance(error, Behind | Leaving)
+        outcome.relative_speed = self.transport.relative_speed
         return outcome
+
+    def _is_fatal(self, error: TransportError) -> bool:
+        """A static world cannot go on without a worker, no worker without one of its ranks."""
+        return isinstance(error, RankLost) or not self.transport.limits.elastic
 
 
 def arrived(outcome: Outcome) -> Future[Outcome]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from types import FrameType
+import itertools
 from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import HashStore
 
 from isthmus.core import State, UserError
 from isthmus.data import Corpus
@@ -16,9 +17,12 @@ from isthmus.train import assemble
 from isthmus.train.folder import metrics_path, say
 from isthmus.train.leases import Leases
 from isthmus.train.metrics import Totals, whole_lines
+from isthmus.train.stopping import Stopping
 from isthmus.train.trainer import Trainer
 from isthmus.transport import TransportError
 from isthmus.transport.elastic.engines import worker_name
+from isthmus.transport.elastic.world import Elastic
+from isthmus.transport.rendezvous import open_store
 
 
 class ElasticTrainer(Trainer):
@@ -34,7 +38,7 @@ class ElasticTrainer(Trainer):
         optimizer and what it has counted.
         """
         self.checkpoints.discard_half_done()
-        usable = self.checkpoints.usable()
+        usable = self._usable_to_all()
         if usable and self.method.transport_state["version"] > 0:
             state = self._load(max(usable))
             self._restore_inner_step(state["inner_step"])
@@ -46,13 +50,18 @@ class ElasticTrainer(Trainer):
     def run(self) -> dict[str, Any]:
         """Train until the run is finished, or this worker is told to leave."""
         self._open_folder()
-        steps, leaving = self.config.train.steps, self._listen()
+        size, transport = self.place.world_size, self.method.transport
+        assert isinstance(transport, Elastic)
+        store = HashStore() if size == 1 else open_store()[0]
+        seconds = self.config.outer.transport["sync_budget_seconds"]
         try:
-            while self.method.stage != "finished" and not leaving.is_set():
-                while self.method.inner_steps < steps and self.method.stage == "training" and not leaving.is_set():
-                    self._train_step()
-                if not leaving.is_set():
-                    self._note(self.method.finish())
+            with Stopping(store, self.place.rank, size, seconds, transport.interrupt) as stopping:
+                turns = itertools.count(1)  # equal on all ranks; a worker need not take every step
+                while self.method.stage != "finished" and stopping.may_start(next(turns)):
+                    if self.method.stage == "training" and self.method.inner_steps < self.config.train.steps:
+                        self._train_step()
+                    else:
+                        self._note(self.method.finish())
             finished = self.method.stage == "finished"
             if finished:
                 self._evaluate()
@@ -63,8 +72,10 @@ class ElasticTrainer(Trainer):
             raise
         finally:
             self.metrics.close()
-        if not finished:
-            how = f"RANK={self.worker} isthmus train {self.run_dir}/config.yaml --resume"
+        if not finished and self.place.speaks:
+            torchrun = f"ISTHMUS_WORKER={self.worker} torchrun --nproc-per-node {size} -m isthmus"
+            how = torchrun if size > 1 else f"RANK={self.worker} isthmus"
+            how += f" train {self.run_dir}/config.yaml --resume"
             say(f"left after step {self.position}; come back with: {how}")
         return self._end(finished)
 
@@ -72,6 +83,15 @@ class ElasticTrainer(Trainer):
     def position(self) -> int:
         """Steps of the whole run that are done, by whoever was there."""
         return self.method.inner_steps
+
+    def _usable_to_all(self) -> list[int]:
+        """Steps of which every rank of this worker holds a checkpoint."""
+        usable = self.checkpoints.usable()
+        if self.place.world_size == 1:
+            return usable
+        lists: list[list[int]] = [[]] * self.place.world_size
+        dist.all_gather_object(lists, usable)
+        return sorted(set[int].intersection(*map(set, lists)))
 
     def _train_step(self) -> None:
         self.inner_step.set_progress(self.position)
@@ -85,7 +105,8 @@ class ElasticTrainer(Trainer):
         config = self.config
         if config.outer.schedule is None:
             raise UserError(f"{config.outer.recipe} has no outer loop: it needs outer.transport.type torch_dist")
-        stream = LeasedStream(corpus.samples(config.train.seed), worker_name(), config.inner.batch_size)
+        name = worker_name(self.place.mesh.num_ranks)
+        stream = LeasedStream(corpus.samples(config.train.seed), name, config.inner.batch_size)
         return Leases(stream, config.outer.schedule.local_steps)
 
     def _stream_state(self) -> State:
@@ -101,18 +122,3 @@ class ElasticTrainer(Trainer):
         method = assemble.build_method(self.config, self.model, rider=self.stream, say=say)
         assert isinstance(method, OuterLoop)
         return method
-
-    def _listen(self) -> threading.Event:
-        """Ctrl-C or SIGTERM: this worker leaves after the step, the others go on. A second one ends it at once."""
-        leaving, transport = threading.Event(), self.method.transport
-
-        def leave(number: int, frame: FrameType | None) -> None:
-            for each in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(each, signal.SIG_DFL)
-            leaving.set()
-            transport.interrupt()
-
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, leave)
-        return leaving

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +34,7 @@ from isthmus.transport.torchft.lighthouse import lighthouse
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 2.0  # for the other workers to say what they know, once one has failed
 _STOP = b"stop"
+_OWN_PORTS = (20_000, 32_768)
 _MOST_DEATHS = 100  # of one worker of an elastic run, after which it is not started again
 
 
@@ -140,8 +142,9 @@ class Workers:
         self._resume = resume
         self._processes: list[subprocess.Popen[bytes]] = []
         self._elastic = is_elastic(config)
-        self._num_ranks = config.train.workers * config.mesh.num_ranks
-        self._num_deaths = [0] * self._num_ranks
+        self._per_worker = config.mesh.num_ranks
+        self._num_ranks = config.train.workers * self._per_worker
+        self._num_deaths = [0] * config.train.workers
 
     def __enter__(self) -> Self:
         """Start all."""
@@ -151,31 +154,44 @@ class Workers:
         path.write_text(yaml.safe_dump(dump(self.config), sort_keys=False))
         command = [sys.executable, "-m", "isthmus", "train", str(path), "--on-leash"]
         world = self._world()
-        self._start = partial(self._start_one, command, world)
-        self._processes = [self._start(rank) for rank in range(self._num_ranks)]
+        self._start = partial(self._start_worker, command, world)
+        for worker in range(self.config.train.workers):
+            self._processes += self._start(worker)
         return self
 
-    def _start_one(self, command: list[str], world: dict[str, str], rank: int) -> subprocess.Popen[bytes]:
+    def _start_worker(self, command: list[str], world: dict[str, str], worker: int) -> list[subprocess.Popen[bytes]]:
+        """All ranks of a worker; in an elastic world they are one to themselves."""
+        ranks = self._ranks_of(worker)
+        if self._elastic and self._per_worker > 1:
+            own = {"ISTHMUS_WORKER": str(worker), "WORLD_SIZE": str(self._per_worker), "MASTER_PORT": str(_free_port())}
+            numbers = range(self._per_worker)
+        else:
+            own, numbers = {}, ranks
+        resume = ["--resume"][: self._resume or self._num_deaths[worker]]
+        return [
+            self._start_one([*command, *resume], world | own | {"RANK": str(number), "LOCAL_RANK": str(rank)}, rank)
+            for rank, number in zip(ranks, numbers, strict=True)
+        ]
+
+    def _start_one(self, command: list[str], env: dict[str, str], rank: int) -> subprocess.Popen[bytes]:
         with self._log(rank).open("ab") as log:
             return subprocess.Popen(
-                [*command, *["--resume"][: self._resume or self._num_deaths[rank]]],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=world | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                env=env,
                 process_group=0,  # the terminal's Ctrl-C reaches the launcher alone
             )
+
+    def _ranks_of(self, worker: int) -> range:
+        return range(worker * self._per_worker, (worker + 1) * self._per_worker)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End whoever still runs."""
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.wait()
-            assert process.stdin is not None
-            process.stdin.close()
+        self._end(self._processes)
 
     def running(self) -> bool:
         """Whether any worker still runs.
@@ -185,21 +201,32 @@ class Workers:
             WorkerFailed: a worker ended with another exit code but 0.
         """
         codes = [process.poll() for process in self._processes]
-        for worker, code in enumerate(codes):
-            if code and self._may_come_back(worker, code):
+        for worker in range(self.config.train.workers):
+            ranks = self._ranks_of(worker)
+            if any(codes[rank] for rank in ranks) and self._may_come_back(worker):
                 self._num_deaths[worker] += 1
-                self._processes[worker] = self._start(worker)
-                codes[worker] = None
+                self._end([self._processes[rank] for rank in ranks])
+                self._processes[ranks.start : ranks.stop] = self._start(worker)
+                codes[ranks.start : ranks.stop] = [None] * self._per_worker
         if any(codes):
             self._explain()
         return None in codes
 
-    def _may_come_back(self, worker: int, code: int) -> bool:
+    def _may_come_back(self, worker: int) -> bool:
         """In an elastic run a worker that died is started again, as long as others live and it is not hopeless."""
-        others = [process for other, process in enumerate(self._processes) if other != worker]
-        lives = any(process.poll() is None for process in others)
-        hopeless = code == 2 or self._num_deaths[worker] >= _MOST_DEATHS or self._finished(worker)
+        ranks = self._ranks_of(worker)
+        lives = any(process.poll() is None for rank, process in enumerate(self._processes) if rank not in ranks)
+        refused = any(self._processes[rank].poll() == 2 for rank in ranks)
+        hopeless = refused or self._num_deaths[worker] >= _MOST_DEATHS or self._finished(worker)
         return self._elastic and lives and not self.stopping and not hopeless
+
+    def _end(self, processes: list[subprocess.Popen[bytes]]) -> None:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
 
     def _finished(self, worker: int) -> bool:
         """Whether it came to the end of the run, and failed only to keep what it had there."""
@@ -280,9 +307,12 @@ def _counted_signals() -> Iterator[list[int]]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that no process is given unasked before ours takes it: those come from above."""
+    while True:
+        port = random.randrange(*_OWN_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _last_words(log: Path) -> str:

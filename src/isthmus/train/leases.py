@@ -38,7 +38,6 @@ class Leases:
 
     def __next__(self) -> Batch:
         """The next batch; raises `LeasesExhausted` where a commit has to come first."""
-        self._rebase()
         return next(self.stream)
 
     def claim(self) -> dict[str, int]:
@@ -57,6 +56,14 @@ class Leases:
     def commit(self, claims: dict[str, Any], contributors: list[str]) -> None:
         """See `Ledger.commit`."""
         self.ledger = self.ledger.commit(claims, contributors)
+
+    def land(self) -> None:
+        """Go by the ledger as it is now, when a sync that moved it is finished.
+
+        Not earlier, though the ledger moves on the communication thread: all ranks of a worker must read the same
+        samples.
+        """
+        self._rebase()
 
     def settle(self, contributed: bool) -> bool:
         """After catching up: whether this worker's progress since its last commit still counts; else it is forgotten.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from isthmus.config import RunConfig
@@ -16,6 +14,7 @@ from isthmus.inner.step import Batch
 from isthmus.parallel import Mesh, open_mesh
 from isthmus.train.assemble import choose_device, is_elastic
 from isthmus.transport import Transport
+from isthmus.transport.elastic.ranks import check_ranks, worker_number
 from isthmus.transport.rendezvous import Ranks, find_world, initialise
 from isthmus.transport.torch_dist import JOIN_BUDGETS
 
@@ -26,7 +25,7 @@ class Place:
 
     worker: int
     rank: int = 0  # inside the worker
-    world_size: int = 1  # ranks of all workers
+    world_size: int = 1  # ranks of all workers; in an elastic world of this one
     mesh: Mesh = field(default_factory=Mesh)
     device_mesh: DeviceMesh | None = None  # [worker, pp, shard, tp], where a worker has several ranks
 
@@ -73,20 +72,22 @@ def find_place(config: RunConfig) -> Place:
     Raises:
         UserError: the launcher started too many or too few, or they cannot meet.
     """
-    if is_elastic(config):
-        return Place(int(os.environ.get("RANK", "0")))
+    mesh, workers, elastic = config.mesh, config.train.workers, is_elastic(config)
+    if elastic and mesh.num_ranks == 1:
+        return Place(worker_number())
     rank, size = find_world()
-    mesh, workers = config.mesh, config.train.workers
     if mesh.num_ranks == 1:
         return Place(rank, world_size=size)
-    ranks = Ranks(size, mesh.num_ranks)
-    ranks.check(workers)
+    if elastic:  # the world of torch.distributed is this worker alone
+        check_ranks(size, mesh.num_ranks)
+        worker, inside, workers, name = worker_number(mesh.num_ranks), rank, 1, f"rank {rank}"
+    else:
+        ranks = Ranks(size, mesh.num_ranks)
+        ranks.check(workers)
+        (worker, inside), name = divmod(rank, mesh.num_ranks), ranks.name(rank)
     device = choose_device()
-    if not dist.is_initialized():
-        backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-        seconds = JOIN_BUDGETS * config.outer.transport["sync_budget_seconds"]
-        initialise(backend, seconds, ranks.name(rank))
-    worker, inside = divmod(rank, mesh.num_ranks)
+    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    initialise(backend, JOIN_BUDGETS * config.outer.transport["sync_budget_seconds"], name)
     return Place(worker, inside, size, mesh, open_mesh(mesh, workers, device.type))
 
 
@@ -96,5 +97,8 @@ def peers_named(transport: Transport, step: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError:
+        if transport.limits.elastic:
+            transport.inside.check()
+            raise
         transport.commit(transport.quorum(step), False)
         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -31,12 +32,21 @@ class Stopping:
         worker: number of this one.
         num_workers: of all.
         timeout_seconds: for the others to publish.
+        interrupt: called once somebody was signalled: it ends what could last.
     """
 
-    def __init__(self, store: Store, worker: int, num_workers: int, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        worker: int,
+        num_workers: int,
+        timeout_seconds: float,
+        interrupt: Callable[[], None] = lambda: None,
+    ) -> None:
         self._store, self._worker, self._timeout_seconds = store, worker, timeout_seconds
         self._keys = [f"stop/{k}" for k in range(num_workers)]
         self._changed = threading.Condition()
+        self._interrupt = interrupt
         self._requested = self._closed = False
         self._current = 0
         self._published: int | None = None
@@ -93,6 +103,7 @@ class Stopping:
                 if self._closed:
                     return
                 time.sleep(_POLL_SECONDS)
+            self._interrupt()
             with self._changed:
                 self._published = self._current
             self._store.set(self._keys[self._worker], str(self._published))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from isthmus.core.types import Peers, State
+
+if TYPE_CHECKING:
+    from isthmus.transport.inside import Inside
 
 
 class TransportError(Exception):
@@ -18,6 +21,10 @@ class PeerLost(TransportError):
     def __init__(self, ranks: list[int], message: str) -> None:
         super().__init__(message)
         self.ranks = ranks  # of the world, which are not the workers' numbers where those have several ranks
+
+
+class RankLost(PeerLost):
+    """A rank of this very worker is gone: the others end too, and the worker comes back as a whole."""
 
 
 class Behind(TransportError):
@@ -68,6 +75,10 @@ class Rider(Protocol):
         """Move on: the claims of all that are present, and who of them is in the mean."""
         ...
 
+    def land(self) -> None:
+        """A sync that moved it is finished in this worker: go by it from here on (on the training thread)."""
+        ...
+
     def settle(self, contributed: bool) -> bool:
         """After catching up: whether this worker's progress since its last commit still counts; else it is forgotten.
 
@@ -111,6 +122,11 @@ class Transport(Protocol):
     @property
     def rider(self) -> Rider | None:
         """What moves with the commits; None in a static world."""
+        ...
+
+    @property
+    def inside(self) -> Inside:
+        """The ranks of this worker."""
         ...
 
     @property
@@ -166,8 +182,13 @@ class Transport(Protocol):
         """Disconnect cleanly."""
         ...
 
-    def pace(self, steps_per_second: float) -> float:
-        """Tell the others how fast this worker trains; returns its share of the fastest one's speed, in (0, 1]."""
+    def pace(self, steps_per_second: float) -> None:
+        """Tell the others, at the next sync, how fast this worker trains."""
+        ...
+
+    @property
+    def relative_speed(self) -> float:
+        """This worker's share of the fastest one's speed, in (0, 1], as of the last commit."""
         ...
 
     def now(self) -> float:
@@ -183,10 +204,10 @@ class Static:
     """What a world whose workers never change has to say to questions about change."""
 
     rider: Rider | None = None
+    relative_speed = 1.0  # all are taken to be as fast as each other
 
-    def pace(self, steps_per_second: float) -> float:
-        """All are taken to be as fast as each other."""
-        return 1.0
+    def pace(self, steps_per_second: float) -> None:
+        """Nobody asks."""
 
     def linger(self) -> None:
         """All come to the end together."""

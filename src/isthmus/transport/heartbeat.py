@@ -112,7 +112,9 @@ class Heartbeat:
         self._tell()
 
     def leave(self, linger_seconds: float) -> None:
-        """Say goodbye and end the thread; whoever holds the store lets the others go first."""
+        """Say goodbye, once, and end the thread; whoever holds the store lets the others go first."""
+        if self._left:
+            return
         self._left = True
         self._tell()
         deadline = time.monotonic() + linger_seconds

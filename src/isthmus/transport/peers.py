@@ -10,7 +10,8 @@ import torch
 
 from isthmus.core.types import Peers, Tensors
 from isthmus.transport.base import Drift
-from isthmus.transport.wire import num_bytes, pack, unpack
+from isthmus.transport.inside import ALONE, Inside
+from isthmus.transport.wire import num_bytes, pack, unpack, unpack_each
 
 _VOTE_BYTES = 9  # one for yes or no, eight of the anchors' hash
 
@@ -22,6 +23,8 @@ class BufferPeers:
     peers: a ring all-reduce sends and receives 2(M-1)/M of its payload, a gather M-1 times its own payload, an
     exchange each part once. What a worker keeps for itself costs nothing.
     """
+
+    inside: Inside = ALONE  # this worker's ranks
 
     def __init__(self, rank: int, weights: list[float]) -> None:
         self.rank = rank
@@ -62,8 +65,8 @@ class BufferPeers:
         return unpack_each(buffer, parts[self.rank], self.size)
 
     def gather_inside(self, tensors: Tensors) -> list[Tensors]:
-        """A worker of one rank; see `Peers.gather_inside`."""
-        return [tensors]
+        """See `Peers.gather_inside`."""
+        return self.inside.gather(tensors)
 
     def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
         """[n] float32 -> [n] float32: the sum over peers, the same bits on all. May overwrite `buffer`."""
@@ -80,12 +83,6 @@ class BufferPeers:
     def _count(self, sent: int, received: int) -> None:
         self.sent_bytes += sent
         self.received_bytes += received
-
-
-def unpack_each(buffer: torch.Tensor, like: Tensors, num_ranks: int) -> list[Tensors]:
-    """[num_ranks * n] uint8, what was packed on every rank -> each one's tensors, which look like `like`."""
-    size = num_bytes(like)
-    return [unpack(buffer[rank * size : (rank + 1) * size], like) for rank in range(num_ranks)]
 
 
 def ring_bytes(payload_bytes: int, num_peers: int) -> int:

@@ -82,7 +82,9 @@ def find_world() -> tuple[int, int]:
 
 
 def initialise(backend: str, timeout_seconds: float, name: str) -> None:
-    """Initialise torch.distributed from the launcher's environment, as the rank of this name."""
+    """Initialise torch.distributed from the launcher's environment, as the rank of this name, unless it is already."""
+    if dist.is_initialized():
+        return
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     spare_lookups()
     try:

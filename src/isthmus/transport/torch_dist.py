@@ -16,13 +16,14 @@ from isthmus.core.types import Peers
 from isthmus.transport.base import Replica, Static, TransportError, TransportLimits
 from isthmus.transport.heartbeat import Heartbeat
 from isthmus.transport.identity import check_identities
+from isthmus.transport.inside import ALONE, Inside
 from isthmus.transport.peers import vote
 from isthmus.transport.rendezvous import Ranks, exchange_cards, find_world, initialise, open_store
 from isthmus.transport.watched_group import NOT_JOINED, Backend, GroupPeers, WatchedGroup, keep_for_ever
 
 JOIN_BUDGETS = 10  # clusters do not start at the same moment: workers wait this many sync budgets for one another
 _INSIDE_BUDGETS = 10  # a rank may wait for others of its worker, whose messages take them several collectives
-_LINGER_SECONDS = 5.0  # how long a leaving worker that holds the store waits for the others to leave
+LINGER_SECONDS = 5.0  # how long a leaving worker that holds the store waits for the others to leave
 
 
 class TorchDist(Static):
@@ -68,7 +69,7 @@ class TorchDist(Static):
         self.rank, self.num_workers = 0, 1
         self._interval = min(1.0, sync_budget_seconds / 20)
         self._group: WatchedGroup | None = None  # of the peers
-        self._inside: WatchedGroup | None = None  # of this worker's ranks, where it has several
+        self.inside = ALONE
         self._leaving = threading.Lock()
 
     def join(self, replica: Replica) -> None:
@@ -84,8 +85,7 @@ class TorchDist(Static):
         self.rank, self.num_workers = rank // self.ranks_per_worker, size // self.ranks_per_worker
         if size == 1 or self._group is not None:
             return
-        if not dist.is_initialized():
-            initialise(self.backend, JOIN_BUDGETS * self.sync_budget_seconds, ranks.name(rank))
+        initialise(self.backend, JOIN_BUDGETS * self.sync_budget_seconds, ranks.name(rank))
         atexit.register(self.leave)
         try:
             self._meet(rank, ranks)
@@ -95,11 +95,11 @@ class TorchDist(Static):
 
     def quorum(self, outer_step: int, claim: Any = None) -> Peers:
         """All workers, always."""
-        if self.ranks_per_worker > 1 and self._inside is None:
+        if self.inside.size < self.ranks_per_worker:
             raise TransportError(f"sync {outer_step}: {NOT_JOINED}")
         weights = [1 / self.num_workers] * self.num_workers
         device = "cpu" if self.backend == "gloo" else "cuda"
-        return GroupPeers(self._group, self.rank, weights, f"sync {outer_step}", device, self._inside)
+        return GroupPeers(self._group, self.rank, weights, f"sync {outer_step}", device, self.inside)
 
     def commit(self, peers: Peers, ok: bool, fingerprint: bytes = b"") -> bool:
         """Vote; see `Transport.commit`."""
@@ -108,11 +108,10 @@ class TorchDist(Static):
     def leave(self) -> None:
         """Say goodbye and disconnect. A second call does nothing; torch.distributed itself stays initialised."""
         with self._leaving:
-            group, inside, self._group, self._inside = self._group, self._inside, None, None
-            if inside is not None:
-                inside.disconnect(dist.destroy_process_group)
+            group, self._group = self._group, None
+            self.inside.close()
             if group is not None:
-                group.close(dist.destroy_process_group, _LINGER_SECONDS)
+                group.close(dist.destroy_process_group, LINGER_SECONDS)
 
     def now(self) -> float:
         """Seconds of this machine's monotonic clock."""
@@ -132,15 +131,21 @@ class TorchDist(Static):
         names = [ranks.name(r) for r in range(ranks.size)] if ranks.per_worker > 1 else None
         check_identities([card.identity for card in cards], names)
         everybodys_peers = [ranks.peers_of(r) for r in range(ranks.per_worker)]
-        self._group.connect(partial(_own_group, everybodys_peers, rank, self.backend, budget_seconds))
+        self._group.connect(partial(own_group, everybodys_peers, rank, self.backend, budget_seconds))
         if ranks.per_worker > 1:
             inside_seconds = _INSIDE_BUDGETS * budget_seconds
-            self._inside = watch(inside_seconds, backend="gloo", members=ranks.inside(rank), kind="inside")
+            near = watch(inside_seconds, backend="gloo", members=ranks.inside(rank), kind="inside")
             workers = [ranks.inside(r) for r in range(0, ranks.size, ranks.per_worker)]
-            self._inside.connect(partial(_own_group, workers, rank, "gloo", inside_seconds))
+            near.connect(partial(own_group, workers, rank, "gloo", inside_seconds))
+            self.inside = Inside(
+                rank % ranks.per_worker,
+                ranks.per_worker,
+                near,
+                close=partial(near.disconnect, dist.destroy_process_group),
+            )
 
 
-def _own_group(groups: list[range], rank: int, backend: Backend, budget_seconds: float) -> dist.ProcessGroup:
+def own_group(groups: list[range], rank: int, backend: Backend, budget_seconds: float) -> dist.ProcessGroup:
     """The group of this rank. Torch names groups by counting, so all ranks make all of them, in the same order."""
     # twice the budget: `WatchedGroup` watches the time itself, and knows better than the backend whom to blame
     timeout = timedelta(seconds=2 * budget_seconds)

@@ -12,13 +12,12 @@ import torch
 import torch.distributed as dist
 
 from isthmus.core.streams import copy_to
-from isthmus.core.types import Tensors
 from isthmus.transport.base import PeerLost, TransportError
 from isthmus.transport.heartbeat import Heartbeat, Verdict
+from isthmus.transport.inside import ALONE, Inside
 from isthmus.transport.messages import Messages
-from isthmus.transport.peers import BufferPeers, unpack_each
+from isthmus.transport.peers import BufferPeers
 from isthmus.transport.rendezvous import first_line
-from isthmus.transport.wire import pack
 
 Backend = Literal["gloo", "nccl"]
 
@@ -132,6 +131,15 @@ class WatchedGroup:
         except RuntimeError as error:
             raise self._give_up(what, self._find_culprit(error), works) from error
 
+    def find_lost(self) -> Verdict | None:
+        """Give a heart that stopped a few beats to show."""
+        for _ in range(2 * _CONFIRM_ROUNDS):
+            time.sleep(self._interval)
+            verdict = self._look(_CONFIRM_ROUNDS)
+            if verdict is not None:
+                return verdict
+        return None
+
     def disconnect(self, free: Callable[[dist.ProcessGroup], None]) -> None:
         """Let go of the group; `free` is what else to do with one in which nothing is stuck."""
         group, self._group = self._group, None
@@ -172,12 +180,10 @@ class WatchedGroup:
         return self._heartbeat.late(self._kind, self.members)
 
     def _find_culprit(self, error: RuntimeError) -> Verdict:
-        """A connection broke; give the heart that stopped a few beats to show."""
-        for _ in range(2 * _CONFIRM_ROUNDS):
-            time.sleep(self._interval)
-            verdict = self._look(_CONFIRM_ROUNDS)
-            if verdict is not None:
-                return Verdict(verdict.ranks, f"{verdict.reason} ({first_line(error)})")
+        """Whose fault it is that a connection broke."""
+        verdict = self.find_lost()
+        if verdict is not None:
+            return Verdict(verdict.ranks, f"{verdict.reason} ({first_line(error)})")
         return self._late() or Verdict([], f"a connection broke, though all are alive ({first_line(error)})")
 
     def _give_up(self, what: str, verdict: Verdict, stuck: Sequence[dist.Work | Messages] = ()) -> PeerLost:
@@ -200,7 +206,7 @@ class GroupPeers(BufferPeers):
         weights: everybody's.
         name: of the sync, for messages.
         device: where the group's backend wants its buffers.
-        inside: a gloo group of this worker's ranks, where it has several.
+        inside: this worker's ranks.
     """
 
     def __init__(
@@ -210,23 +216,11 @@ class GroupPeers(BufferPeers):
         weights: list[float],
         name: str,
         device: str = "cpu",
-        inside: WatchedGroup | None = None,
+        inside: Inside = ALONE,
     ) -> None:
         super().__init__(rank, weights)
-        self._group, self._name, self._device, self._inside = group, name, torch.device(device), inside
+        self._group, self._name, self._device, self.inside = group, name, torch.device(device), inside
         self._seconds = 0.0 if group is None else 2 * group.sync_budget_seconds  # the group itself watches the time
-
-    def gather_inside(self, tensors: Tensors) -> list[Tensors]:
-        """Those of all ranks of this worker; see `Peers.gather_inside`."""
-        if self._inside is None:
-            return super().gather_inside(tensors)
-        own, num_ranks = pack(tensors), len(self._inside.members)
-        result = own.new_empty(num_ranks * len(own))
-        self._inside.run(
-            f"gather inside the worker, for {self._name}",
-            lambda group: [_all_gather(result, own, group=group, async_op=True)],
-        )
-        return unpack_each(result, tensors, num_ranks)
 
     def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
         total = self._staged(buffer)

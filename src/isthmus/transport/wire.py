@@ -47,3 +47,9 @@ def unpack(buffer: torch.Tensor, like: Tensors) -> Tensors:
         tensors.append(part.view(tensor.dtype).view(tensor.shape))
         start = end
     return tensors
+
+
+def unpack_each(buffer: torch.Tensor, like: Tensors, num_ranks: int) -> list[Tensors]:
+    """[num_ranks * n] uint8, what was packed on every rank -> each one's tensors, which look like `like`."""
+    size = num_bytes(like)
+    return [unpack(buffer[rank * size : (rank + 1) * size], like) for rank in range(num_ranks)]

@@ -27,6 +27,7 @@ from isthmus.train.doctor.world import World, build_world
 from isthmus.train.show import sync_bytes
 from isthmus.transport import TransportError
 from isthmus.transport.address import join_address, own_address, split_address
+from isthmus.transport.elastic.ranks import worker_number
 
 _KNOCK_SECONDS = 5.0
 _LONGEST_SHARE = 0.1  # of the sync budget that one transfer may take before the doctor has seen enough
@@ -50,7 +51,7 @@ def doctor(config: RunConfig, console: Console, now: Clock = time.time) -> int:
         UserError: the configuration names no transport that can be examined.
     """
     world = build_world(config, lambda line: console.print(line, soft_wrap=True))
-    checks = look_around(config, int(os.environ.get("RANK", "0")))
+    checks = look_around(config, worker_number())
     try:
         if any(check.name == "rendezvous" and check.status == "fail" for check in checks):
             raise TransportError("not tried: see rendezvous")
@@ -151,7 +152,7 @@ def _stage(cards: dict[str, Any]) -> int:
 def _introduce(config: RunConfig, checks: list[Check], door: str, elastic: bool) -> dict[str, Any]:
     """What this worker tells the others at first."""
     shared = assemble.shared_keys(config)
-    first = os.environ.get("RANK", "0") == "0" and config.train.workers > 1
+    first = worker_number() == 0 and config.train.workers > 1
     return {
         "round": 0,
         "checks": [asdict(check) for check in checks],

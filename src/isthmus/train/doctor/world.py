@@ -19,7 +19,9 @@ from isthmus.train.doctor.check import Card
 from isthmus.transport import TRANSPORTS, TransportError
 from isthmus.transport.elastic.engines import worker_name
 from isthmus.transport.elastic.membership import Meeting
+from isthmus.transport.elastic.together import meet
 from isthmus.transport.elastic.world import Elastic
+from isthmus.transport.inside import ALONE
 from isthmus.transport.peers import BufferPeers
 from isthmus.transport.rendezvous import first_line
 from isthmus.transport.torch_dist import TorchDist
@@ -171,7 +173,7 @@ class ElasticWorld:
     def _try_to_meet(self, card: Card) -> str:
         """Why this was no meeting of all; empty when it was one."""
         try:
-            self._meeting = self._engine.meet(card, self._budget_seconds)
+            self._meeting = meet(ALONE, self._engine, card, self._budget_seconds)
         except TransportError as error:
             return str(error)
         here = set(self._meeting.cards)

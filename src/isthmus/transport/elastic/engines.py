@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,12 +11,13 @@ from isthmus.core.types import UserError
 from isthmus.transport.address import own_address, split_address
 from isthmus.transport.base import Rider
 from isthmus.transport.elastic.election import Weighting
+from isthmus.transport.elastic.ranks import place_in_worker, worker_number
 from isthmus.transport.elastic.world import Elastic
 
 
-def worker_name() -> str:
+def worker_name(ranks_per_worker: int = 1) -> str:
     """Of this worker: the same after a restart."""
-    return f"worker-{os.environ.get('RANK', '0')}"
+    return f"worker-{worker_number(ranks_per_worker)}"
 
 
 def _token(identity: dict[str, str] | None) -> str:
@@ -41,6 +41,7 @@ class OverTorchFT(Elastic):
         identity: what all workers must share.
         expected_workers: how many a new run waits for.
         rider: what moves with the commits.
+        ranks_per_worker: one, or as many as the mesh of a worker has.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class OverTorchFT(Elastic):
         expected_workers: int | None = None,
         rider: Rider | None = None,
         say: Callable[[str], None] = print,
+        ranks_per_worker: int = 1,
     ) -> None:
         from isthmus.transport.torchft.engine import TorchFT
 
@@ -63,9 +65,9 @@ class OverTorchFT(Elastic):
                 "outer.transport.lighthouse is missing: start one with isthmus lighthouse and give its address, "
                 "or use isthmus launch, which starts one itself"
             )
-        host = host or own_address(split_address(lighthouse)[0])
+        host, place = host or own_address(split_address(lighthouse)[0]), place_in_worker(ranks_per_worker)
         super().__init__(
-            TorchFT(lighthouse, worker_name(), sync_budget_seconds, host),
+            TorchFT(lighthouse, worker_name(ranks_per_worker), sync_budget_seconds, host, place),
             identity=identity,
             expected_workers=expected_workers,
             min_workers=min_workers,
@@ -75,6 +77,7 @@ class OverTorchFT(Elastic):
             token=_token(identity),
             rider=rider,
             say=say,
+            ranks_per_worker=ranks_per_worker,
         )
 
 
@@ -100,6 +103,7 @@ class OverHivemind(Elastic):
         identity: what all workers must share.
         expected_workers: how many a new run waits for.
         rider: what moves with the commits.
+        ranks_per_worker: one, or as many as the mesh of a worker has.
     """
 
     def __init__(
@@ -120,13 +124,16 @@ class OverHivemind(Elastic):
         expected_workers: int | None = None,
         rider: Rider | None = None,
         say: Callable[[str], None] = print,
+        ranks_per_worker: int = 1,
     ) -> None:
         from isthmus.transport.hivemind.engine import Hivemind
 
+        name, place = worker_name(ranks_per_worker), place_in_worker(ranks_per_worker)
+        key = f"{name}-rank-{place}.key" if place else f"{name}.key"
         engine = Hivemind(
-            worker_name(),
+            name,
             run,
-            Path(identity_folder or "runs/identity") / f"{worker_name()}.key",
+            Path(identity_folder or "runs/identity") / key,
             initial_peers,
             allowed_peers,
             listen,
@@ -134,6 +141,7 @@ class OverHivemind(Elastic):
             relay,
             sync_budget_seconds,
             grace_seconds,
+            place=place,
         )
         super().__init__(
             engine,
@@ -146,6 +154,7 @@ class OverHivemind(Elastic):
             token=_token(identity),
             rider=rider,
             say=say,
+            ranks_per_worker=ranks_per_worker,
         )
 
 

@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from isthmus.core.types import Peers
 from isthmus.transport.base import TransportError
 from isthmus.transport.elastic.membership import Card, Meeting
 from isthmus.transport.local import Local, LocalWorld
+from isthmus.transport.peers import BufferPeers
 
 
 class MeetingPlace:
@@ -99,6 +99,8 @@ class LocalMembership:
     def __init__(self, place: MeetingPlace, name: str, disturb: Callable[[str], None] = lambda point: None) -> None:
         self.place, self.name, self._disturb = place, name, disturb
 
+    contact = None
+
     def connect(self) -> None:
         """Count as alive."""
         self.place.connect(self.name)
@@ -108,10 +110,13 @@ class LocalMembership:
         self._disturb("meet")
         return self.place.meet(self.name, card, wait_seconds)
 
-    def gather_around(self, meeting: Meeting, names: list[str], weights: list[float]) -> Peers:
+    def gather_around(self, meeting: Meeting, names: list[str], weights: list[float]) -> BufferPeers:
         """See `Membership.gather_around`."""
         self._disturb("group")
         return Local(self.place.group(meeting, names, weights), names.index(self.name)).quorum(0)
+
+    def part(self) -> None:
+        """The next meeting ends it."""
 
     def leave(self) -> None:
         """Gone for good, or killed."""

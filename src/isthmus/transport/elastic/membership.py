@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from isthmus.core.types import Peers, UserError
+from isthmus.core.types import UserError
+from isthmus.transport.peers import BufferPeers
 
 Card = dict[str, Any]  # what a worker says of itself: plain JSON values, at most a few kilobytes
 
@@ -27,8 +28,13 @@ class Membership(Protocol):
         """This worker's name: unique in the run, and the same again after a restart."""
         ...
 
+    @property
+    def contact(self) -> Any:
+        """Where this rank can be reached, in the engine's own terms: a plain JSON value for its worker's card."""
+        ...
+
     def connect(self) -> None:
-        """Reach the engine: from here on this worker counts as alive.
+        """Reach the engine: from here on this worker counts as alive, if this is its first rank.
 
         Raises:
             UserError: it cannot be reached; the message says who, for how long, and what to try.
@@ -47,8 +53,11 @@ class Membership(Protocol):
         """
         ...
 
-    def gather_around(self, meeting: Meeting, names: list[str], weights: list[float]) -> Peers:
+    def gather_around(self, meeting: Meeting, names: list[str], weights: list[float]) -> BufferPeers:
         """Connect the workers `names` of a meeting, this one among them; all of them call it alike.
+
+        Where they have several ranks, each connects with those at its own place: the first ranks have met, the others
+        were told of it.
 
         Every collective of the result raises `TransportError`, naming who is missing, within seconds of a death and
         within the sync budget in any case, and leaves nothing behind that would disturb the next meeting.
@@ -58,6 +67,10 @@ class Membership(Protocol):
             names: those who take part, in rank order.
             weights: each one's share, summing to 1.
         """
+        ...
+
+    def part(self) -> None:
+        """Leave those around whom this rank has gathered: they need not wait for it."""
         ...
 
     def leave(self) -> None:

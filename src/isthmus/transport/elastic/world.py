@@ -5,19 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
 from isthmus.core.types import Peers, State, UserError
-from isthmus.transport.base import Behind, Drift, Leaving, Replica, Rider, TransportError, TransportLimits
+from isthmus.transport.base import Behind, Leaving, RankLost, Replica, Rider, TransportError, TransportLimits
 from isthmus.transport.elastic.election import Weighting, leaders, link, weigh, with_ridden
 from isthmus.transport.elastic.hold import Hold
 from isthmus.transport.elastic.membership import Card, Meeting, Membership
+from isthmus.transport.elastic.ranks import join_ranks
+from isthmus.transport.elastic.together import fetch_parts, gather_around, meet, vote
 from isthmus.transport.heal.donor import StateServer
-from isthmus.transport.heal.fetch import fetch
 from isthmus.transport.heal.snapshot import Snapshot
 from isthmus.transport.identity import check_identities
-from isthmus.transport.peers import vote
+from isthmus.transport.inside import ALONE
 
 _JOIN_BUDGETS = 10  # clusters do not start at the same moment: a new run waits this long for all its workers
 _SLOWEST_LINK = 1e6  # bytes a second: a state that arrives more slowly is given up
@@ -45,9 +47,11 @@ class Elastic:
         token: what all workers of the run know and nobody else; shown before any state is handed out.
         say: where a line goes that a person should read.
         rider: what moves with the commits.
+        ranks_per_worker: all of them are in this world. The first meets the other workers; what follows from the cards
+            that it was shown each works out for itself, and syncs with those who hold the same part of the model.
     """
 
-    limits = TransportLimits(elastic=True)
+    limits = TransportLimits(elastic=True)  # of a worker of one rank
 
     def __init__(
         self,
@@ -61,6 +65,7 @@ class Elastic:
         token: str = "",
         say: Say = print,
         rider: Rider | None = None,
+        ranks_per_worker: int = 1,
     ) -> None:
         min_workers = (expected_workers or 1) // 2 + 1 if min_workers is None else min_workers
         if expected_workers is not None and min_workers > expected_workers:
@@ -68,7 +73,10 @@ class Elastic:
                 f"min_workers is {min_workers}, but the run has {expected_workers} workers: no sync could ever commit"
             )
         self.membership, self.min_workers, self.weighting = membership, min_workers, weighting
-        self.identity = {"isthmus version": version("isthmus"), **(identity or {})}
+        self.limits = TransportLimits(elastic=True, ranks_per_worker=ranks_per_worker)
+        self.inside = ALONE
+        ranks = {"ranks per worker": str(ranks_per_worker)}
+        self.identity = {"isthmus version": version("isthmus"), **ranks, **(identity or {})}
         self.expected_workers = expected_workers or min_workers
         self.sync_budget_seconds = sync_budget_seconds
         self.num_workers = self.expected_workers
@@ -81,13 +89,14 @@ class Elastic:
         self.rider = rider
         self._claim: Any = None
         self._server: StateServer | None = None
+        self._addresses: list[str] = []  # where each of this worker's ranks serves its part of the state
         self._state_host, self._token, self._say = state_host, token, say
         self._version, self._chain = 0, "new"
         self._contributed: dict[str, int] = {}  # worker: the last sync that its pseudo-gradient was in
         self._outer_step = 0
         self._meeting: Meeting | None = None
         self._members: list[str] = []
-        self._donors: list[str] = []
+        self._donors: list[str] = []  # their ranks at the same place as this one
         self._seen: set[str] = set()  # who was at the last meeting
         self._leaving = threading.Event()
         self._waits_for = ""
@@ -97,13 +106,17 @@ class Elastic:
 
         def provide(wait_seconds: float) -> Snapshot:
             state = replica.shared_state(wait_seconds)
-            stand = state["transport"]
-            return Snapshot(f"{stand['version']}-{stand['chain']}-{state['inner_steps']}", state)
+            decided, finished = state["transport"], state["finished"]["version"]
+            return Snapshot(f"{decided['version']}-{decided['chain']}-{finished}-{state['inner_steps']}", state)
 
+        self.inside = join_ranks(self.limits.ranks_per_worker, self.sync_budget_seconds)
+        if self.inside.rank > 0:
+            self._say = _nothing  # the first rank has said it
         self.membership.connect()
         self._server = StateServer(
             self._state_host, 0, self._token, provide, provide_seconds=2 * self.sync_budget_seconds
         )
+        self._addresses = self.inside.share(self._server.address)
         self._deadline = time.monotonic() + _JOIN_BUDGETS * self.sync_budget_seconds
 
     def quorum(self, outer_step: int, claim: Any = None) -> Peers:
@@ -111,6 +124,7 @@ class Elastic:
 
         Raises:
             Behind: the others have committed without this worker.
+            RankLost: a rank of this worker is gone.
             TransportError: the engine failed, or this worker leaves.
         """
         self._outer_step, self._claim = outer_step, claim
@@ -118,8 +132,8 @@ class Elastic:
         self._hold.wait(self._server.is_serving, self._leaving)
         if self._download_seconds and not self._adopt_seconds:
             self._adopt_seconds = time.monotonic() - self._downloaded_at
-        while not self._leaving.is_set():
-            meeting = self.membership.meet(self._card(), self.sync_budget_seconds)
+        while not self._is_leaving():
+            meeting = meet(self.inside, self.membership, self._card(), self.sync_budget_seconds)
             self._seen = set(meeting.cards)
             names = self._up_to_date(meeting)
             self._hold.look(meeting.cards, names)
@@ -128,7 +142,7 @@ class Elastic:
                 self._meeting, self._members, self._waits_for = meeting, names, ""
                 self.num_workers = len(names)
                 weights = self._weigh(meeting, names)
-                return self.membership.gather_around(meeting, names, weights)
+                return gather_around(self.inside, self.membership, meeting, names, weights)
             if missing != self._waits_for:
                 self._say(f"{self.membership.name}: {missing}")
                 self._waits_for = missing
@@ -143,14 +157,11 @@ class Elastic:
         """
         meeting = self._meeting
         assert meeting is not None
-        try:
-            committed = vote(peers, ok, with_ridden(fingerprint, self.rider))
-        except Drift as drift:
-            self._say(f"{self.membership.name}: {drift}")
-            if peers.rank in drift.ranks:
-                self._chain = "drifted"
-            return False
-        if committed:
+        end = vote(self.inside, peers, ok, with_ridden(fingerprint, self.rider))
+        if end.drift:
+            self._say(f"{self.membership.name}: {end.drift}")
+            self._chain = "drifted" if end.drifted else self._chain
+        if end.committed:
             self._chain = link(self._chain, self._outer_step, meeting.id, self._members)
             self._version += 1
             assert self._server is not None
@@ -163,35 +174,38 @@ class Elastic:
             rider = self._riding(meeting, self._members)
             if rider is not None:
                 rider.commit({name: meeting.cards[name]["claim"] for name in self._members}, weighted)
-        return committed
+        return end.committed
 
-    def pace(self, steps_per_second: float) -> float:
-        """Put the speed on the next card; returns the share of the fastest one's, by the cards of the last commit."""
+    def pace(self, steps_per_second: float) -> None:
+        """Put the speed on the next card."""
         self._speed = steps_per_second
+
+    @property
+    def relative_speed(self) -> float:
+        """This worker's share of the fastest one's speed, by the cards of the last commit."""
         own, fastest = self._speeds.get(self.membership.name, 0.0), max(self._speeds.values(), default=0.0)
         return own / fastest if own > 0 else 1.0
 
     def catch_up(self, max_bytes: int) -> State:
         """The run's state, from those who are ahead; to be called on the communication thread after `Behind`."""
         begin = time.monotonic()
-        while not self._leaving.is_set():
-            try:
-                fetched = fetch(
-                    self._donors,
-                    want=None,
-                    token=self._token,
-                    progress_seconds=max(2.0, self.sync_budget_seconds / 3),
-                    total_seconds=_JOIN_BUDGETS * self.sync_budget_seconds + max_bytes / _SLOWEST_LINK,
-                    max_bytes=max_bytes,
-                )
+        while not self._is_leaving():
+            state, problem = fetch_parts(
+                self.inside,
+                self._donors,
+                token=self._token,
+                progress_seconds=max(2.0, self.sync_budget_seconds / 3),
+                total_seconds=_JOIN_BUDGETS * self.sync_budget_seconds + max_bytes / _SLOWEST_LINK,
+                max_bytes=max_bytes,
+            )
+            if state is not None:
                 self.healed, self._downloaded_at, self._adopt_seconds = True, time.monotonic(), 0.0
                 self._download_seconds = self._downloaded_at - begin
-                return fetched.state
-            except TransportError as error:
-                self._say(f"{self.membership.name}: cannot catch up yet: {error}")
-                meeting = self.membership.meet(self._card(), self.sync_budget_seconds)
-                self._up_to_date(meeting, look_only=True)
-                self._leaving.wait(_PAUSE_SECONDS)
+                return state
+            self._say(f"{self.membership.name}: cannot catch up yet: {problem}")
+            meeting = meet(self.inside, self.membership, self._card(), self.sync_budget_seconds)
+            self._up_to_date(meeting, look_only=True)
+            self._leaving.wait(_PAUSE_SECONDS)
         raise Leaving("this worker is leaving")
 
     def contributed_to(self, outer_step: int) -> bool:
@@ -216,13 +230,21 @@ class Elastic:
         if self._server is not None:
             self._server.close()
         self.membership.leave()
+        self.inside.close()
 
     def linger(self) -> None:
         """At the end of the run: stay until the others have come to it too, for those who must catch up to do so."""
+        if self.inside.rank == 0:
+            self._await_the_end()
+        with suppress(RankLost):
+            self.inside.share("may go")
+
+    def _await_the_end(self) -> None:
         end, done = time.monotonic() + self.sync_budget_seconds / 2, {self.membership.name}
         while not self._seen <= done and time.monotonic() < end and not self._leaving.is_set():
             try:
-                meeting = self.membership.meet(self._card() | {"finished": True}, end - time.monotonic())
+                card = self._card() | {"finished": True, "contacts": []}
+                meeting = self.membership.meet(card, end - time.monotonic())
             except TransportError:
                 return
             done = {name for name, card in meeting.cards.items() if card["finished"]}
@@ -239,13 +261,19 @@ class Elastic:
     def wait_until(self, seconds: float) -> None:
         """Nothing to do: real time passes by itself."""
 
+    def _is_leaving(self) -> bool:
+        """Whether any rank of this worker has been told to."""
+        return any(self.inside.share(self._leaving.is_set()))
+
     def _card(self) -> Card:
+        new = self._version == 0 and time.monotonic() < self._deadline
         return {
             "identity": self.identity,
             "version": self._version,
             "chain": self._chain,
             "outer_step": self._outer_step,
-            "address": self._server.address if self._server else "",
+            "needs": max(self.min_workers, self.expected_workers if new else 0),
+            "addresses": self._addresses,
             "healed": self.healed,
             "claim": self._claim,
             "finished": False,
@@ -262,7 +290,7 @@ class Elastic:
         reference = meeting.cards[names[0]]["identity"]
         if own not in names or look_only:
             check_identities([reference, self.identity], [names[0], own])
-            self._donors = [meeting.cards[name]["address"] for name in names]
+            self._donors = [meeting.cards[name]["addresses"][self.inside.rank] for name in names]
         if own not in names and not look_only:
             raise Behind(f"{', '.join(names)} are at version {meeting.cards[names[0]]['version']}")
         return [name for name in names if meeting.cards[name]["identity"] == self.identity]
@@ -287,8 +315,11 @@ class Elastic:
 
     def _missing(self, meeting: Meeting, names: list[str]) -> str:
         """Why these cannot sync yet; empty when they can."""
-        new = self._version == 0 and time.monotonic() < self._deadline
-        needed = max(self.min_workers, self.expected_workers if new else 0)
+        needed = meeting.cards[self.membership.name]["needs"]
         if len(names) >= needed:
             return ""
         return f"waiting: {len(names)} of at least {needed} workers are here ({', '.join(names)})"
+
+
+def _nothing(line: str) -> None:
+    """Not said."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from isthmus.core.types import Peers, UserError
+from isthmus.core.types import UserError
 from isthmus.transport.base import TransportError
 from isthmus.transport.elastic.membership import Card, Meeting, check_grace
 from isthmus.transport.hivemind import frames
@@ -20,6 +20,7 @@ from isthmus.transport.hivemind.matchmaking import Group, Matchmaker
 from isthmus.transport.hivemind.node_settings import NodeSettings
 from isthmus.transport.hivemind.presence import Presence
 from isthmus.transport.hivemind.streams import Mesh, StreamPeers
+from isthmus.transport.peers import BufferPeers
 
 _HELLO_SECONDS = 5.0  # for a stream to say what it is for, and for this worker to come to the meeting it belongs to
 _GOODBYE_SECONDS = 3.0
@@ -44,6 +45,7 @@ class Hivemind:
         sync_budget_seconds: bound on one collective; heartbeats follow from it.
         grace_seconds: after it, a majority meets without those who are alive but do not come.
         connect_seconds: how long to look for the initial peers.
+        place: of this rank in its worker: the first one is the worker to the others, and meets them.
 
     Raises:
         UserError: `grace_seconds` is no time.
@@ -62,6 +64,7 @@ class Hivemind:
         sync_budget_seconds: float = 60.0,
         grace_seconds: float = 30.0,
         connect_seconds: float = 60.0,
+        place: int = 0,
     ) -> None:
         check_grace(grace_seconds)
         allowed = None if allowed_peers is None else frozenset(allowed_peers)
@@ -75,7 +78,9 @@ class Hivemind:
         self._node = Node(self.settings)
         self._presence = Presence(self._node, self._run, name)
         self._matchmaker = Matchmaker(self._node, self._presence, self._run, name)
-        self._group: Group | None = None
+        self._place = place
+        self._group: Group | None = None  # that the first rank met
+        self._peer_ids = dict[str, str]()  # by name, of those who stand at this place in the workers of a sync
         self._mesh: Mesh | None = None
         self._keeping: asyncio.Future[None] | None = None
         self._woven = asyncio.Condition()
@@ -105,18 +110,31 @@ class Hivemind:
         """Multiaddrs of this worker: initial peers for others."""
         return self._node.call(self._node.addresses())
 
+    @property
+    def contact(self) -> str:
+        """This rank's peer id; see `Membership.contact`."""
+        return self.peer_id
+
     def meet(self, card: Card, wait_seconds: float) -> Meeting:
         """See `Membership.meet`; a minority of the workers that seem alive gets a `TransportError` in the end."""
         self._group = self._node.call(self._meet(card, wait_seconds))
         return Meeting(self._group.id.hex(), self._group.cards)
 
-    def gather_around(self, meeting: Meeting, names: list[str], weights: list[float]) -> Peers:
+    def gather_around(self, meeting: Meeting, names: list[str], weights: list[float]) -> BufferPeers:
         """See `Membership.gather_around`."""
-        if self._group is None or meeting.id != self._group.id.hex():
+        if self._place > 0:
+            peer_ids = {name: _contact(name, meeting.cards[name], self._place) for name in names}
+        elif self._group is not None and meeting.id == self._group.id.hex():
+            peer_ids = self._group.peer_ids  # as they proved in the matchmaking
+        else:
             raise TransportError("another meeting has begun since")
         if len(names) > 1:
-            self._node.call(self._weave(self._group, names))
+            self._node.call(self._weave(bytes.fromhex(meeting.id), names, peer_ids))
         return StreamPeers(self._mesh, names.index(self._name), weights, self._call)
+
+    def part(self) -> None:
+        """See `Membership.part`."""
+        self._node.call(self._unravel())
 
     def leave(self) -> None:
         """Say goodbye and end the daemon. A second call does nothing."""
@@ -129,6 +147,10 @@ class Hivemind:
         self._node.call(work)
 
     async def _announce(self) -> None:
+        if self._place > 0:
+            await self._node.answer(self._protocol, self._serve)
+            self._keeping = asyncio.ensure_future(self._presence.keep(silent=True))
+            return
         double = await self._presence.find_double()
         if double is not None:
             raise UserError(f"another worker calls itself {self._name} (peer {double}): names must be unique")
@@ -142,11 +164,11 @@ class Hivemind:
         self._presence.hurry()
         return await self._matchmaker.form(card, wait_seconds, self.grace_seconds)
 
-    async def _weave(self, group: Group, names: list[str]) -> None:
+    async def _weave(self, meeting: bytes, names: list[str], peer_ids: dict[str, str]) -> None:
         await self._unravel()
-        peer_ids = [group.peer_ids[name] for name in names]
-        self._mesh = Mesh(group.id, names, names.index(self._name), self.sync_budget_seconds)
-        self._mesh.open(lambda rank: self._node.dial(peer_ids[rank], self._protocol))
+        self._peer_ids = peer_ids
+        self._mesh = Mesh(meeting, names, names.index(self._name), self.sync_budget_seconds)
+        self._mesh.open(lambda rank: self._node.dial(peer_ids[names[rank]], self._protocol))
         async with self._woven:
             self._woven.notify_all()
 
@@ -164,11 +186,10 @@ class Hivemind:
             return
         finally:
             self._waiting -= 1
-        mesh, group = self._mesh, self._group
+        mesh = self._mesh
         assert mesh is not None
-        assert group is not None
         name = mesh.names[frame.sender] if frame.sender < len(mesh.names) else ""
-        if frame.kind in (Kind.BULK, Kind.PULSE) and group.peer_ids.get(name) == peer_id:
+        if frame.kind in (Kind.BULK, Kind.PULSE) and self._peer_ids.get(name) == peer_id:
             await mesh.serve(frame, (reader, writer))
 
     async def _unravel(self) -> None:
@@ -180,5 +201,15 @@ class Hivemind:
         if self._keeping is not None:
             self._keeping.cancel()
             await self._unravel()
-            async with asyncio.timeout(_GOODBYE_SECONDS):
-                await self._presence.withdraw()
+            if self._place == 0:
+                async with asyncio.timeout(_GOODBYE_SECONDS):
+                    await self._presence.withdraw()
+
+
+def _contact(name: str, card: Card, place: int) -> str:
+    """Peer id of the rank at this place of a worker."""
+    contacts = card.get("contacts")
+    contact = contacts[place] if isinstance(contacts, list) and place < len(contacts) else None
+    if isinstance(contact, str):
+        return contact
+    raise TransportError(f"worker {name} does not say where its rank {place} is: has it as many as this one?")

@@ -40,13 +40,14 @@ class Presence:
         self.reachable: set[str] = set()  # peer ids of the others that answered at the last look
         self._silent = dict[str, Record]()  # did not answer; not asked again until they announce themselves again
 
-    async def keep(self) -> None:
-        """Announce for ever."""
+    async def keep(self, silent: bool = False) -> None:
+        """Announce for ever; `silent`: only keep in touch with the swarm."""
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._hurry.wait(), _ANNOUNCE_SECONDS)
             self._hurry.clear()
-            await self.announce()
+            if not silent:
+                await self.announce()
             await self._node.remember_initial_peers()
 
     def hurry(self) -> None:

@@ -15,13 +15,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from isthmus.core.types import Peers, UserError
+from isthmus.core.types import UserError
 from isthmus.transport.address import join_address, own_address, split_address
 from isthmus.transport.base import PeerLost, TransportError
 from isthmus.transport.bounded import BoundedCalls
 from isthmus.transport.dns import spare_lookups
 from isthmus.transport.elastic.membership import Card, Meeting
 from isthmus.transport.heartbeat import Heartbeat
+from isthmus.transport.peers import BufferPeers
 from isthmus.transport.rendezvous import first_line
 from isthmus.transport.torchft.lighthouse import LighthouseLine
 from isthmus.transport.watched_group import GroupPeers, Leftovers, WatchedGroup, Works
@@ -33,7 +34,6 @@ class _Member:
 
     card: Card
     store: str  # where its store is, host:port
-    group: str  # the group in which it stands; empty when in none
 
 
 class TorchFT:
@@ -52,13 +52,21 @@ class TorchFT:
         name: of this worker: unique in the run, and the same again after a restart.
         sync_budget_seconds: bound on one collective; all other timeouts follow from it.
         host: how the other workers reach this machine; default: the address from which it reaches the lighthouse.
+        place: of this rank in its worker: only the first one speaks with the lighthouse.
     """
 
-    def __init__(self, lighthouse: str, name: str, sync_budget_seconds: float = 60.0, host: str | None = None) -> None:
+    def __init__(
+        self,
+        lighthouse: str,
+        name: str,
+        sync_budget_seconds: float = 60.0,
+        host: str | None = None,
+        place: int = 0,
+    ) -> None:
         self.name = name
         self.sync_budget_seconds = sync_budget_seconds
         self._line = LighthouseLine(lighthouse, name)
-        self._host = host
+        self._host, self._place = host, place
         self._interval = min(0.5, sync_budget_seconds / 20)
         self._patience_seconds = min(10.0, sync_budget_seconds / 3)  # of silence, until a worker counts as gone
         self._roll_seconds = self._patience_seconds / 2
@@ -67,7 +75,7 @@ class TorchFT:
         self._store: Any = None
         self._address = ""
         self._board: tuple[str, Any] | None = None  # where the last roll was called, and a connection
-        self._meeting_id, self._members = "", dict[str, _Member]()
+        self._meeting_id = ""
         self._group: WatchedGroup | None = None
         self._group_id, self._group_names = "", list[str]()
         self._leftovers = Leftovers()
@@ -82,17 +90,23 @@ class TorchFT:
         spare_lookups()
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._address = join_address(host, self._store.port)
-        self._line.connect(self.sync_budget_seconds)
+        if self._place == 0:
+            self._line.connect(self.sync_budget_seconds)
         atexit.register(self.leave)
+
+    @property
+    def contact(self) -> dict[str, str]:
+        """This rank's store, and the group in which it stands; see `Membership.contact`."""
+        intact = self._group is not None and self._group.lost is None
+        return {"store": self._address, "group": self._group_id if intact else ""}
 
     def meet(self, card: Card, wait_seconds: float) -> Meeting:
         """See `Membership.meet`. Who comes alone while others are alive gets no meeting, but a `TransportError`."""
         deadline = time.monotonic() + wait_seconds
         self._line.counts = True
-        group = self._group_id if self._group is not None and self._group.lost is None else ""
         while True:
             seconds = max(0.1, deadline - time.monotonic())
-            quorum = self._line.ask(self._calls, seconds, self._address, {"card": card, "group": group})
+            quorum = self._line.ask(self._calls, seconds, self._address, card)
             members = {member.replica_id: _read(member) for member in quorum.participants}
             if members[self.name].store != self._address:
                 raise TransportError(f"another process, at {members[self.name].store}, calls itself {self.name} too")
@@ -101,22 +115,22 @@ class TorchFT:
             absence = self._call_roll(meeting_id, members)
             if not absence:
                 self._line.counts = False
-                self._meeting_id, self._members = meeting_id, members
+                self._meeting_id = meeting_id
                 return Meeting(meeting_id, {name: member.card for name, member in members.items()})
             if time.monotonic() > deadline:
                 raise TransportError(f"no complete meeting within {wait_seconds:g} s ({absence})")
 
-    def gather_around(self, meeting: Meeting, names: list[str], weights: list[float]) -> Peers:
+    def gather_around(self, meeting: Meeting, names: list[str], weights: list[float]) -> BufferPeers:
         """See `Membership.gather_around`."""
-        if meeting.id != self._meeting_id:
+        if self._place == 0 and meeting.id != self._meeting_id:
             raise TransportError("that meeting is over: meet again")
         self._line.counts = True
         self._leftovers.free()
-        rank = names.index(self.name)
-        if len({self._members[name].group for name in names} - {self._group_id}) or names != self._group_names:
-            self._close_group()
+        rank, contacts = names.index(self.name), [_contact(name, meeting.cards[name], self._place) for name in names]
+        if {contact["group"] for contact in contacts} != {self._group_id} or names != self._group_names:
+            self.part()
             if len(names) > 1:
-                self._form_group(f"{meeting.id}/{','.join(names)}", names, rank)
+                self._form_group(f"{meeting.id}/{','.join(names)}", names, rank, contacts[0]["store"])
         return _Peers(self._group, rank, weights, "this sync")
 
     def leave(self) -> None:
@@ -127,7 +141,7 @@ class TorchFT:
             self._left = True
             self._calls.cancel()
             self._line.close()
-            self._close_group()
+            self.part()
             self._store = self._board = None
             atexit.unregister(self.leave)
 
@@ -151,9 +165,9 @@ class TorchFT:
             return f"of {', '.join(members)} not all came: {first_line(error)}"
         return ""
 
-    def _form_group(self, group_id: str, names: list[str], rank: int) -> None:
-        """Connect with the others; all of them come from the same meeting at this moment."""
-        holder, size = self._members[names[0]].store, len(names)
+    def _form_group(self, group_id: str, names: list[str], rank: int, holder: str) -> None:
+        """Connect with the others at the store `holder`; all of them come from the same meeting at this moment."""
+        size = len(names)
         people = [f"worker {name}" for name in names]
 
         def assemble() -> tuple[Heartbeat, list[str], Any]:
@@ -202,7 +216,8 @@ class TorchFT:
         timeout = timedelta(seconds=self._roll_seconds)
         return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
-    def _close_group(self) -> None:
+    def part(self) -> None:
+        """See `Membership.part`."""
         if self._group is not None:
             self._group.close(lambda group: None, linger_seconds=0)
         self._group, self._group_id, self._group_names = None, "", []
@@ -227,7 +242,19 @@ def _losses_are_refusals() -> Iterator[None]:
 
 def _read(member: Any) -> _Member:
     """What a `torchft._torchft.QuorumMember` brought, checked: it comes from another machine."""
-    match member.data:
-        case {"card": dict(card), "group": str(group)}:
-            return _Member(card, member.store_address, group)
-    raise TransportError(f"worker {member.replica_id} speaks another language: is it an isthmus of this version?")
+    if not isinstance(member.data, dict):
+        raise _stranger(member.replica_id)
+    return _Member(member.data, member.store_address)
+
+
+def _contact(name: str, card: Card, place: int) -> dict[str, str]:
+    """Of the rank at this place of a worker."""
+    contacts = card.get("contacts")
+    match contacts[place] if isinstance(contacts, list) and place < len(contacts) else None:
+        case {"store": str(store), "group": str(group)}:
+            return {"store": store, "group": group}
+    raise _stranger(name)
+
+
+def _stranger(name: str) -> TransportError:
+    return TransportError(f"worker {name} speaks another language: is it an isthmus of this version?")

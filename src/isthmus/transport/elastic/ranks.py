@@ -1,0 +1,69 @@
+"""Which worker of an elastic world this process belongs to, and how the ranks of one find each other."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import torch.distributed as dist
+
+from isthmus.core.types import UserError
+from isthmus.transport.base import RankLost
+from isthmus.transport.heartbeat import Heartbeat
+from isthmus.transport.inside import ALONE, Inside
+from isthmus.transport.rendezvous import find_world, initialise, open_store
+from isthmus.transport.torch_dist import JOIN_BUDGETS, LINGER_SECONDS, own_group
+from isthmus.transport.watched_group import WatchedGroup, keep_for_ever
+
+_INSIDE_BUDGETS = 2 * JOIN_BUDGETS  # the first rank may wait so long for the other workers, and the others for it
+
+
+def worker_number(ranks_per_worker: int = 1) -> int:
+    """Of this worker: ISTHMUS_WORKER says it, and RANK where a worker has one."""
+    default = os.environ.get("RANK", "0") if ranks_per_worker == 1 else "0"
+    number = os.environ.get("ISTHMUS_WORKER", default)
+    if not number.isdecimal():
+        raise UserError(f"ISTHMUS_WORKER is {number!r}: it should be this worker's number, from 0 on")
+    return int(number)
+
+
+def place_in_worker(ranks_per_worker: int) -> int:
+    """Of this rank."""
+    return find_world()[0] if ranks_per_worker > 1 else 0
+
+
+def check_ranks(started: int, ranks_per_worker: int) -> None:
+    """Refuse a worker of another number of ranks than its mesh has."""
+    if started != ranks_per_worker:
+        raise UserError(
+            f"a worker has {ranks_per_worker} ranks, but {started} rank{'s'[: started - 1]} started: where workers "
+            "come and go, each is started by a torchrun of its own, with its number in ISTHMUS_WORKER"
+        )
+
+
+def join_ranks(ranks_per_worker: int, sync_budget_seconds: float) -> Inside:
+    """Connect the ranks of this worker: in an elastic world torch.distributed is theirs alone.
+
+    Raises:
+        UserError: others were started than there should be.
+        RankLost: one did not come.
+    """
+    if ranks_per_worker == 1:
+        return ALONE
+    rank, size = find_world()
+    check_ranks(size, ranks_per_worker)
+    names = [f"rank {other} of worker {worker_number(size)}" for other in range(size)]
+    seconds = JOIN_BUDGETS * sync_budget_seconds
+    initialise("gloo", seconds, names[rank])
+    store, store_rank = open_store()
+    heartbeat = Heartbeat(store, rank, size, store_rank, min(1.0, sync_budget_seconds / 20))
+    missing = heartbeat.wait_for_all(seconds)
+    if missing:
+        raise RankLost(missing, f"{', '.join(names[other] for other in missing)} did not come within {seconds:g} s")
+    heartbeat.start(names)
+    inside_seconds = _INSIDE_BUDGETS * sync_budget_seconds
+    group = WatchedGroup(
+        heartbeat, inside_seconds, min(30.0, sync_budget_seconds / 3), "gloo", keep_for_ever, kind="inside"
+    )
+    group.connect(partial(own_group, [range(size)], rank, "gloo", inside_seconds))
+    return Inside(rank, size, group, close=partial(group.close, dist.destroy_process_group, LINGER_SECONDS))

@@ -1,0 +1,86 @@
+"""The ranks of one worker: near one another, and of one mind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from isthmus.core.types import Tensors
+from isthmus.transport.base import PeerLost, RankLost
+from isthmus.transport.heartbeat import Verdict
+from isthmus.transport.wire import pack, unpack_each
+
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
+
+
+class Group(Protocol):
+    """A gloo group under watch; see `watched_group.WatchedGroup`."""
+
+    def run(self, what: str, start: Callable[[dist.ProcessGroup], list[Any]]) -> None:
+        """Start a collective and wait for it."""
+        ...
+
+    def find_lost(self) -> Verdict | None:
+        """Who is gone, or None after having looked for a while."""
+        ...
+
+
+class Inside:
+    """What the ranks of a worker tell one another; all of them make the same calls in the same order.
+
+    Args:
+        rank: of this one in the worker.
+        size: how many there are.
+        group: connects them; None where the worker has one rank.
+        close: lets go of them.
+    """
+
+    def __init__(
+        self, rank: int = 0, size: int = 1, group: Group | None = None, close: Callable[[], None] = lambda: None
+    ) -> None:
+        self.rank, self.size, self.close, self._group = rank, size, close, group
+
+    def gather(self, tensors: Tensors) -> list[Tensors]:
+        """Those of all ranks, in order; shapes and dtypes must be equal.
+
+        Raises:
+            RankLost: one of them is gone.
+        """
+        if self._group is None:
+            return [tensors]
+        own = pack(tensors)
+        result = own.new_empty(self.size * len(own))
+        try:
+            self._group.run(
+                "gather inside the worker",
+                lambda group: [_all_gather(result, own, group=group, async_op=True)],
+            )
+        except PeerLost as lost:
+            raise RankLost(lost.ranks, str(lost)) from lost
+        return unpack_each(result, tensors, self.size)
+
+    def share(self, value: Any) -> list[Any]:
+        """The values of all ranks, in order: whatever JSON can hold."""
+        if self._group is None:
+            return [value]
+        text = json.dumps(value).encode()
+        sizes = [int(size) for (size,) in self.gather([torch.tensor(len(text))])]
+        padded = torch.frombuffer(bytearray(text.ljust(max(sizes))), dtype=torch.uint8)
+        return [json.loads(bytes(theirs.tolist())) for (theirs,) in self.gather([padded])]
+
+    def check(self) -> None:
+        """Look whether all are there.
+
+        Raises:
+            RankLost: one is gone.
+        """
+        verdict = self._group.find_lost() if self._group is not None else None
+        if verdict is not None:
+            raise RankLost(verdict.ranks, verdict.reason)
+
+
+ALONE = Inside()

@@ -1,0 +1,163 @@
+"""What one rank of a worker learns, all of its ranks go by; ranks are threads here."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from isthmus.transport.base import Drift, RankLost, TransportError
+from isthmus.transport.elastic import together
+from isthmus.transport.elastic.membership import Meeting
+from isthmus.transport.elastic.together import End
+from isthmus.transport.inside import Inside
+
+MEETING = Meeting("m", {"w0": {"version": 1}})
+
+
+class Threads:
+    """The ranks of one worker."""
+
+    def __init__(self, size):
+        self.size, self.values, self.barrier = size, [None] * size, threading.Barrier(size)
+
+    def each(self, call):
+        """What `call(inside)` returns or raises, by rank."""
+
+        def run(rank):
+            try:
+                return call(_Rank(self, rank))
+            except TransportError as error:
+                return type(error), str(error)
+
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(run, range(self.size)))
+
+
+class _Rank(Inside):
+    def __init__(self, threads, rank):
+        super().__init__(rank, threads.size)
+        self.threads = threads
+
+    def share(self, value):
+        self.threads.values[self.rank] = value
+        self.threads.barrier.wait(10)
+        values = list(self.threads.values)
+        self.threads.barrier.wait(10)
+        return values
+
+
+class Engine:
+    """A membership of which one rank's connections may fail."""
+
+    def __init__(self, contact="", fails=False):
+        self.contact, self.fails, self.parted, self.shown = contact, fails, False, None
+
+    def meet(self, card, wait_seconds):
+        self.shown = card
+        if self.fails:
+            raise TransportError("the lighthouse is gone")
+        return MEETING
+
+    def gather_around(self, meeting, names, weights):
+        if self.fails:
+            raise TransportError("worker w1 did not come")
+        return type("Peers", (), {})()
+
+    def part(self):
+        self.parted = True
+
+
+def test_the_first_rank_meets_and_shows_where_all_of_them_are():
+    engines = [Engine("here"), Engine("there"), Engine(fails=True)]
+    meetings = Threads(3).each(lambda inside: together.meet(inside, engines[inside.rank], {"version": 1}, 1))
+    assert meetings == [MEETING] * 3
+    assert engines[0].shown == {"version": 1, "contacts": ["here", "there", ""]}
+    assert engines[1].shown is None
+
+
+def test_where_the_first_rank_finds_nobody_all_know_why():
+    engines = [Engine(fails=True), Engine()]
+    problems = Threads(2).each(lambda inside: together.meet(inside, engines[inside.rank], {}, 1))
+    assert problems == [(TransportError, "the lighthouse is gone")] * 2
+
+
+def test_a_sync_is_left_by_all_ranks_where_one_cannot_connect():
+    engines = [Engine(), Engine(fails=True)]
+    problems = Threads(2).each(
+        lambda inside: together.gather_around(inside, engines[inside.rank], MEETING, ["w0"], [1.0])
+    )
+    assert problems == [(TransportError, "worker w1 did not come")] * 2
+    assert all(engine.parted for engine in engines), "those they wait for must not wait for them"
+
+
+def test_peers_know_the_ranks_of_their_worker():
+    engines = [Engine(), Engine()]
+    peers = Threads(2).each(lambda inside: together.gather_around(inside, engines[inside.rank], MEETING, ["w0"], [1.0]))
+    assert [each.inside.rank for each in peers] == [0, 1]
+    assert not any(engine.parted for engine in engines)
+
+
+@pytest.mark.parametrize(
+    ("seen", "end"),
+    [
+        ([True, True], End(committed=True)),
+        ([TransportError("cut off"), True], End(committed=True)),
+        ([False, TransportError("cut off")], End()),
+        ([TransportError("cut off"), Drift([1], "worker 1 differs")], End(drift="worker 1 differs", drifted=True)),
+        ([TransportError("cut off"), TransportError("timed out")], (TransportError, "cut off")),
+    ],
+    ids=str,
+)
+def test_what_one_rank_sees_of_a_vote_holds_for_all(monkeypatch, seen, end):
+    def at_one_place(peers, ok, fingerprint):
+        outcome = seen[peers.place]
+        if isinstance(outcome, TransportError):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(together, "vote_at_one_place", at_one_place)
+
+    def vote(inside):
+        return together.vote(inside, type("Peers", (), {"place": inside.rank, "rank": 1})(), True, b"")
+
+    assert Threads(2).each(vote) == [end] * 2
+
+
+def test_a_lost_rank_is_no_vote(monkeypatch):
+    def at_one_place(peers, ok, fingerprint):
+        raise RankLost([1], "rank 1 is gone")
+
+    monkeypatch.setattr(together, "vote_at_one_place", at_one_place)
+    with pytest.raises(RankLost):
+        together.vote(Inside(), None, True, b"")
+
+
+def fetched(parts, monkeypatch):
+    """By each rank, where its donors give it this part, or fail."""
+
+    def fetch(donors, want, **terms):
+        part = parts[donors[0]]
+        if isinstance(part, str):
+            raise TransportError(part)
+        return type("Fetched", (), {"state": part})()
+
+    monkeypatch.setattr(together, "fetch", fetch)
+    return Threads(len(parts)).each(lambda inside: together.fetch_parts(inside, [inside.rank]))
+
+
+def test_parts_of_one_state_are_taken_over_at_the_step_of_the_last_one_asked(monkeypatch):
+    states = fetched([{"stand": "a", "inner_steps": 7}, {"stand": "a", "inner_steps": 9}], monkeypatch)
+    assert states == [({"stand": "a", "inner_steps": 9}, "")] * 2
+
+
+@pytest.mark.parametrize(
+    ("parts", "problem"),
+    [
+        ([{"stand": "a", "inner_steps": 7}, {"stand": "b", "inner_steps": 7}], "the run went on between"),
+        ([{"stand": "a", "inner_steps": 7}, "all donors are gone"], "all donors are gone"),
+    ],
+)
+def test_parts_that_do_not_belong_together_are_not_taken_over(monkeypatch, parts, problem):
+    for state, said in fetched(parts, monkeypatch):
+        assert state is None
+        assert said.startswith(problem)
