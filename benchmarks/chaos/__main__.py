@@ -31,10 +31,10 @@ SETTLE_SECONDS = 20.0
 COLUMNS = ["engine", "fault", "times", "survivors stall, s", "until the victim trains, s", "until it commits, s"]
 
 
-def run(engine: str, name: str, num_faults: int, seconds: float, seed: int) -> dict[str, Any]:
+def run(engine: str, ranks: int, name: str, num_faults: int, seconds: float, seed: int) -> dict[str, Any]:
     """One run with faults, or undisturbed for so many seconds; what its diaries say."""
     folder = OUTPUT / f"{engine}-{name}"
-    with World(engine, folder) as world:
+    with World(engine, folder, ranks=ranks) as world:
         world.wait_for_all()
         time.sleep(SETTLE_SECONDS)
         begin = time.time()
@@ -109,20 +109,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", nargs="+", default=["torchft=100", "hivemind=50"], metavar="ENGINE=NUMBER")
     parser.add_argument("--undisturbed-seconds", type=float, default=180)
+    parser.add_argument("--ranks", type=int, default=1, help="of each worker, by FSDP2; a torchrun starts them")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     results, rows, notes = [], [], []
     for engine, number in (part.split("=") for part in arguments.faults):
-        calm = [run(engine, f"undisturbed-{n}", 0, arguments.undisturbed_seconds, arguments.seed) for n in range(2)]
-        disturbed = run(engine, "faults", int(number), 0, arguments.seed)
+        ranks, seed = arguments.ranks, arguments.seed
+        calm = [run(engine, ranks, f"undisturbed-{n}", 0, arguments.undisturbed_seconds, seed) for n in range(2)]
+        disturbed = run(engine, ranks, "faults", int(number), 0, seed)
         results += [*calm, disturbed]
         rows += [[engine, *row] for row in as_rows(disturbed["costs"])]
         notes += describe(disturbed, calm)
+    if arguments.ranks > 1:
+        notes.append(f"every worker has {arguments.ranks} ranks; a signal strikes one of them, and its worker goes")
     notes.append(
         f"seconds: median / largest; seed {arguments.seed}; SIGSTOP, pulled cables and full disks last 2 to 8 s"
     )
     data = [result | {"costs": [asdict(cost) for cost in result["costs"]]} for result in results]
-    path = write("chaos", "Faults at random moments", COLUMNS, rows, notes, data)
+    name = "chaos" if arguments.ranks == 1 else f"chaos-{arguments.ranks}-ranks"
+    path = write(name, "Faults at random moments", COLUMNS, rows, notes, data)
     plot(results, path.with_suffix(".png"))
     print(path.read_text())
 

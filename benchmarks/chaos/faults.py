@@ -25,27 +25,27 @@ class Fault:
     end: float
 
 
-def _kill(world: World, victim: int, seconds: float) -> None:
-    world.signal(victim, signal.SIGKILL)
+def _kill(world: World, victim: int, rank: int, seconds: float) -> None:
+    world.signal(victim, signal.SIGKILL, rank)
 
 
-def _stop(world: World, victim: int, seconds: float) -> None:
-    world.signal(victim, signal.SIGSTOP)
+def _stop(world: World, victim: int, rank: int, seconds: float) -> None:
+    world.signal(victim, signal.SIGSTOP, rank)
     time.sleep(seconds)
-    world.signal(victim, signal.SIGCONT)
+    world.signal(victim, signal.SIGCONT, rank)
 
 
-def _unplug(world: World, victim: int, seconds: float) -> None:
+def _unplug(world: World, victim: int, rank: int, seconds: float) -> None:
     world.unplug(victim)
     time.sleep(seconds)
     world.replug(victim)
 
 
-def _poison(world: World, victim: int, seconds: float) -> None:
-    world.signal(victim, signal.SIGUSR1)
+def _poison(world: World, victim: int, rank: int, seconds: float) -> None:
+    world.signal(victim, signal.SIGUSR1, rank)
 
 
-def _fill_disk(world: World, victim: int, seconds: float) -> None:
+def _fill_disk(world: World, victim: int, rank: int, seconds: float) -> None:
     ballast = world.disk(victim) / "ballast"
     with suppress(OSError), ballast.open("wb", buffering=0) as file:
         while True:  # until no space is left
@@ -54,7 +54,7 @@ def _fill_disk(world: World, victim: int, seconds: float) -> None:
     ballast.unlink()
 
 
-KINDS: dict[str, Callable[[World, int, float], None]] = {
+KINDS: dict[str, Callable[[World, int, int, float], None]] = {
     "SIGKILL": _kill,
     "SIGSTOP": _stop,
     "cable pulled": _unplug,
@@ -64,7 +64,7 @@ KINDS: dict[str, Callable[[World, int, float], None]] = {
 
 
 def strike(world: World, number: int, seed: int) -> list[Fault]:
-    """So many faults at random moments, each kind equally often in random order, each on a random worker."""
+    """So many faults at random moments, each kind equally often in random order, each on a random worker and rank."""
     dice = random.Random(seed)
     kinds = [list(KINDS)[index % len(KINDS)] for index in range(number)]
     dice.shuffle(kinds)
@@ -72,8 +72,9 @@ def strike(world: World, number: int, seed: int) -> list[Fault]:
     for index, kind in enumerate(kinds):
         time.sleep(dice.expovariate(1 / _PAUSE_SECONDS))
         victim, seconds = dice.choice(world.training()), dice.uniform(*_LASTS)
+        rank = dice.randrange(world.ranks) if world.ranks > 1 else 0
         begin = time.time()
-        KINDS[kind](world, victim, seconds)
+        KINDS[kind](world, victim, rank, seconds)
         faults.append(Fault(kind, victim, begin, time.time()))
         print(f"{index + 1}/{number}: {kind}, worker {victim}, {time.time() - begin:.1f} s", flush=True)
     return faults

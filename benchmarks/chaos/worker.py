@@ -9,13 +9,14 @@ every state that it reached by a commit. SIGUSR1 makes a parameter NaN before th
 from __future__ import annotations
 
 import json
-import os
 import signal
 import struct
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from torch.distributed.tensor import DTensor
 
 from isthmus import cli
 from isthmus.train.elastic_trainer import ElasticTrainer
@@ -41,29 +42,34 @@ class Diary:
         def _train_step(trainer: ElasticTrainer) -> None:
             if diary._ill:
                 diary._ill = False
-                next(trainer.model.parameters()).data.view(-1)[0] = float("nan")
+                parameter = next(trainer.model.parameters()).data
+                local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+                local.view(-1)[0] = float("nan")
             train_step(trainer)
-            diary._steps.write(struct.pack("<d", time.time()))
+            if trainer.place.speaks:
+                diary._steps.write(struct.pack("<d", time.time()))
 
         def _note(trainer: ElasticTrainer, reports: list[Any]) -> None:
             note(trainer, reports)
             if any(report.committed for report in reports):
-                diary._write_commit(trainer, reports)
+                anchor = trainer.method.anchor_hash()  # of all ranks
+                if trainer.place.speaks:
+                    diary._write_commit(trainer, reports, anchor)
 
         ElasticTrainer._train_step, ElasticTrainer._note = _train_step, _note  # type: ignore[method-assign]
         signal.signal(signal.SIGUSR1, lambda number, frame: setattr(diary, "_ill", True))
 
-    def _write_commit(self, trainer: ElasticTrainer, reports: list[Any]) -> None:
+    def _write_commit(self, trainer: ElasticTrainer, reports: list[Any], anchor: str) -> None:
         state = trainer.method.transport_state
         line = {
             "time": time.time(),
             "version": state["version"],
             "chain": state["chain"],
-            "anchor": trainer.method.anchor_hash(),
+            "anchor": anchor,
             "samples": state["rider"]["samples"],
             "frontier": state["rider"]["frontier"],
             "workers": [report.num_peers for report in reports if report.committed][-1],
-            "contributed": state["contributed"].get(f"worker-{os.environ['RANK']}", -1),
+            "contributed": state["contributed"].get(f"worker-{trainer.worker}", -1),
         }
         self._commits.write(json.dumps(line).encode() + b"\n")
 

@@ -29,10 +29,11 @@ class World:
         engine: "torchft" or "hivemind".
         folder: of the run; what it holds is deleted.
         workers: how many.
+        ranks: of each, which a torchrun starts; a fault of a worker strikes one of them.
     """
 
-    def __init__(self, engine: str, folder: Path, workers: int = 4) -> None:
-        self.engine, self.folder, self.num_workers = engine, folder, workers
+    def __init__(self, engine: str, folder: Path, workers: int = 4, ranks: int = 1) -> None:
+        self.engine, self.folder, self.num_workers, self.ranks = engine, folder, workers, ranks
         self._processes: list[subprocess.Popen[bytes]] = []
         self._logs: list[IO[bytes]] = []
         self._started: dict[int, float] = {}
@@ -62,8 +63,9 @@ class World:
         self._keeper.join()
         for worker in range(self.num_workers):
             self.replug(worker)
-        for process in self._processes:
-            process.send_signal(signal.SIGCONT)
+        for worker, process in enumerate(self._processes):
+            for pid in self._pids(worker):
+                os.kill(pid, signal.SIGCONT)
             process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + 60
         for process in self._processes:
@@ -101,10 +103,23 @@ class World:
                 raise SystemExit(f"not all workers train after {_START_SECONDS:g} s: see {self.folder}/worker-*/log")
             time.sleep(0.1)
 
-    def signal(self, worker: int, number: signal.Signals) -> None:
-        """Send a signal to a worker."""
+    def signal(self, worker: int, number: signal.Signals, rank: int = 0) -> None:
+        """Send a signal to a rank of a worker."""
         with self._starting:
-            self._processes[worker].send_signal(number)
+            pids = self._pids(worker)
+            if rank < len(pids):  # else it is gone already
+                os.kill(pids[rank], number)
+
+    def _pids(self, worker: int) -> list[int]:
+        """Of its ranks."""
+        leader = self._processes[worker]
+        if self.ranks == 1:
+            return [leader.pid] if leader.poll() is None else []
+        try:
+            children = Path(f"/proc/{leader.pid}/task/{leader.pid}/children").read_text().split()
+        except FileNotFoundError:
+            return []
+        return [int(pid) for pid in children]
 
     def unplug(self, worker: int) -> None:
         """Pull a worker's cable."""
@@ -145,14 +160,18 @@ class World:
         sets = [*self._sets, f"train.run_dir={run_dir}"]
         if self.engine == "hivemind":
             sets += [f"outer.transport.identity_folder={run_dir}/identity"]
-        command = [NETLAB, "exec", str(worker), sys.executable, "-m", "benchmarks.chaos.worker", CONFIG]
+        start = ["torch.distributed.run", "--nproc-per-node", str(self.ranks), "-m"] if self.ranks > 1 else []
+        command = [NETLAB, "exec", str(worker), sys.executable, "-m", *start, "benchmarks.chaos.worker", CONFIG]
+        if self.ranks > 1:
+            sets += [f"mesh.shard={self.ranks}"]
         for value in sets:
             command += ["--set", value]
         if (run_dir / "metrics" / f"worker-{worker}.jsonl").exists():
             command += ["--resume"]
         self._started[worker] = time.time()
         self._logs.append((run_dir / "log").open("ab"))
-        environment = os.environ | {"RANK": str(worker), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        number = {"RANK": str(worker), "ISTHMUS_WORKER": str(worker)}
+        environment = os.environ | number | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         return subprocess.Popen(command, stdout=self._logs[-1], stderr=subprocess.STDOUT, env=environment)
 
     def _keep(self) -> None:
