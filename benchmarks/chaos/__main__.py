@@ -62,6 +62,8 @@ def describe(disturbed: dict[str, Any], calm: list[dict[str, Any]]) -> list[str]
     trained, minutes = disturbed["trained"] * 8, disturbed["seconds"] / 60
     goodput = statistics.mean(run["goodput"] for run in calm)
     common = sorted(set.intersection(*(set(run["losses"]) for run in [disturbed, *calm])))[1:]
+    if not common:
+        raise SystemExit(f"no run came past {BIN_STEPS} steps undisturbed: give more --undisturbed-seconds")
     bands = [sorted(run["losses"][start] for run in calm) for start in common]
     above = [disturbed["losses"][start] - band[-1] for start, band in zip(common, bands, strict=True)]
     width = max(band[-1] - band[0] for band in bands)

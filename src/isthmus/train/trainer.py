@@ -212,6 +212,8 @@ class Trainer:
         totals = self.totals
         values = {name: value for name, value in metrics.items() if name != "skipped"}
         self.metrics.write("step", step=self.position, tokens=totals.tokens, seconds=totals.train_seconds, **values)
+        if not self.place.speaks:
+            return
         rate = totals.tokens / max(totals.train_seconds, 1e-9)
         with suppress(OSError):  # the log's disk is full
             print(
