@@ -73,7 +73,7 @@ class ElasticTrainer(Trainer):
         finally:
             self.metrics.close()
         if not finished and self.place.speaks:
-            torchrun = f"ISTHMUS_WORKER={self.worker} torchrun --nproc-per-node {size} -m isthmus"
+            torchrun = f"ISTHMUS_WORKER={self.worker} torchrun --standalone --nproc-per-node {size} -m isthmus"
             how = torchrun if size > 1 else f"RANK={self.worker} isthmus"
             how += f" train {self.run_dir}/config.yaml --resume"
             say(f"left after step {self.position}; come back with: {how}")

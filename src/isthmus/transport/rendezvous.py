@@ -9,9 +9,10 @@ import re
 import socket
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from isthmus.core.types import UserError
 from isthmus.transport.base import PeerLost
@@ -87,8 +88,9 @@ def initialise(backend: str, timeout_seconds: float, name: str) -> None:
         return
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     spare_lookups()
+    timeout = timedelta(seconds=timeout_seconds)
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+        dist.init_process_group(backend, timeout=timeout, **_fresh_store(address, int(port), timeout))
     except (RuntimeError, ValueError) as error:
         if "EADDRINUSE" in str(error):
             raise UserError(f"port {port} is in use on this machine: set MASTER_PORT to a free one") from error
@@ -96,6 +98,19 @@ def initialise(backend: str, timeout_seconds: float, name: str) -> None:
             f"{name} cannot meet the others at {address}:{port}: have all "
             f"{os.environ['WORLD_SIZE']} ranks started, and can they reach that port? ({first_line(error)})"
         ) from error
+
+
+def _fresh_store(address: str, port: int, timeout: timedelta) -> dict[str, Any]:
+    """What `init_process_group` is told where torchrun has started the ranks again.
+
+    torchrun keeps its store, and gloo would find there where the dead have listened.
+    """
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if restarts == "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = TCPStore(address, port, is_master=False, timeout=timeout)
+    return {"store": PrefixStore(f"restart-{restarts}", store), "rank": rank, "world_size": size}
 
 
 def open_store() -> tuple[Store, int | None]:
