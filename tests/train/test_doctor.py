@@ -22,6 +22,7 @@ from isthmus.train.doctor import doctor
 from isthmus.train.doctor.compare import compare_clocks, judge_links, readable_bits
 from isthmus.train.doctor.examine import rounds
 from isthmus.train.doctor.link import Link
+from isthmus.transport.address import free_port
 from isthmus.transport.torchft.lighthouse import lighthouse
 
 ROOT = Path(__file__).parents[2]
@@ -50,12 +51,6 @@ def config(tmp_path: Path) -> Path:
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(RUN | {"train": RUN["train"] | {"run_dir": str(tmp_path / "run")}}))
     return path
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def examine(

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.error import HTTPError
@@ -26,6 +27,7 @@ from isthmus.train.metrics import Totals
 from isthmus.train.trackers.figures import COUNTERS, GAUGES, Figures
 from isthmus.train.trackers.prometheus import Prometheus
 from isthmus.train.worker import train
+from isthmus.transport.address import free_port
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy/grafana/isthmus.json"
@@ -46,13 +48,9 @@ RUN = {
 def free_ports() -> int:
     """The first of two ports that are free."""
     while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
+        port = free_port()
+        with socket.socket() as second, suppress(OSError):
+            second.bind(("127.0.0.1", port + 1))
             return port
 
 

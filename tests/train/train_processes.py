@@ -6,12 +6,13 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from isthmus.transport.address import free_port
 
 ROOT = Path(__file__).parents[2]
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -60,7 +61,7 @@ def run(run_dir: Path, *overrides: str, num_workers: int = 2, **job: Any) -> lis
 
 def run_jobs(jobs: list[Job], num_workers: int, within_seconds: float = 240) -> list[int]:
     """Run jobs one after the other in the same processes."""
-    port = _free_port()
+    port = free_port()
     processes = [CONTEXT.Process(target=_work, args=(rank, num_workers, port, jobs)) for rank in range(num_workers)]
     for process in processes:
         process.start()
@@ -139,9 +140,3 @@ def final_weights(run_dir: Path, worker: int) -> bytes:
     """The bytes of all tensors of the last checkpoint: model, anchors, outer and inner optimizer, residuals."""
     newest = max((run_dir / "checkpoints").glob(f"step-*/worker-{worker}"))
     return (newest / "state.safetensors").read_bytes()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -16,10 +16,11 @@ import torch
 from hivemind_scenarios import LISTEN, alive, everybody, wait_for
 from mutate import mutate_bytes
 from transport_contract import run_checks
-from transport_zygote import Zygote, free_port
+from transport_zygote import Zygote
 
 from isthmus.core import UserError
 from isthmus.transport import TransportError
+from isthmus.transport.address import free_port
 from isthmus.transport.hivemind import frames
 from isthmus.transport.hivemind.engine import Hivemind
 from isthmus.transport.hivemind.frames import Frame, Kind

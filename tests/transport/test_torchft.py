@@ -13,11 +13,11 @@ from contextlib import suppress
 import pytest
 import torch
 from transport_contract import CHECKS
-from transport_zygote import Zygote, free_port
+from transport_zygote import Zygote
 
 from isthmus.core import UserError
 from isthmus.transport import TransportError
-from isthmus.transport.address import join_address, own_address, split_address
+from isthmus.transport.address import free_port, join_address, own_address, split_address
 from isthmus.transport.torchft.engine import TorchFT
 from isthmus.transport.torchft.lighthouse import lighthouse
 

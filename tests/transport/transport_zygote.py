@@ -9,7 +9,6 @@ import importlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,8 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from isthmus.transport.address import free_port
 
 
 @dataclass
@@ -51,12 +52,6 @@ class Zygote:
     def close(self) -> None:
         self.process.stdin.close()
         self.process.wait(10)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _serve() -> None:

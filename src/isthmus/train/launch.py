@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -28,13 +26,13 @@ from isthmus.train.assemble import MEETING_PLACE, is_elastic
 from isthmus.train.folder import metrics_path, name_of
 from isthmus.train.progress import LiveProgress
 from isthmus.train.record import Record
+from isthmus.transport.address import free_port
 from isthmus.transport.rendezvous import Ranks
 from isthmus.transport.torchft.lighthouse import lighthouse
 
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 2.0  # for the other workers to say what they know, once one has failed
 _STOP = b"stop"
-_OWN_PORTS = (20_000, 32_768)
 _MOST_DEATHS = 100  # of one worker of an elastic run, after which it is not started again
 
 
@@ -163,7 +161,7 @@ class Workers:
         """All ranks of a worker; in an elastic world they are one to themselves."""
         ranks = self._ranks_of(worker)
         if self._elastic and self._per_worker > 1:
-            own = {"ISTHMUS_WORKER": str(worker), "WORLD_SIZE": str(self._per_worker), "MASTER_PORT": str(_free_port())}
+            own = {"ISTHMUS_WORKER": str(worker), "WORLD_SIZE": str(self._per_worker), "MASTER_PORT": str(free_port())}
             numbers = range(self._per_worker)
         else:
             own, numbers = {}, ranks
@@ -251,7 +249,7 @@ class Workers:
             "WORLD_SIZE": str(self._num_ranks),
             MEETING_PLACE: json.dumps(self._known),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": os.environ.get("MASTER_PORT") or str(_free_port()),
+            "MASTER_PORT": os.environ.get("MASTER_PORT") or str(free_port()),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cores() // self._num_ranks)),
         }
 
@@ -304,15 +302,6 @@ def _counted_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _free_port() -> int:
-    """One that no process is given unasked before ours takes it: those come from above."""
-    while True:
-        port = random.randrange(*_OWN_PORTS)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def _last_words(log: Path) -> str:

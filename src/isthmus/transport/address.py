@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import secrets
 import socket
+from contextlib import suppress
 
 from isthmus.core.types import UserError
 
+_OWN_PORTS = range(20_000, 32_768)
 _INTERNET = "192.0.2.1"  # an address in no network: the way to it is the way out
 
 
@@ -36,3 +39,12 @@ def own_address(towards: str = _INTERNET) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return "127.0.0.1"
+
+
+def free_port() -> int:
+    """A port of this machine that no process is given unasked before ours takes it: those come from above."""
+    while True:
+        port = secrets.choice(_OWN_PORTS)  # whoever seeds `random` alike must not get the same one
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ import yaml
 
 from isthmus.config import RunConfig, dump
 from isthmus.recipes.load import ENVIRONMENT_PREFIX
+from isthmus.transport.address import free_port
 from isthmus.transport.torchft.lighthouse import lighthouse
 
 _MEETING_GRACE_SECONDS = 5.0
@@ -36,7 +36,7 @@ def _run(path: Path, workers: int) -> int:
     # the configuration is final, so no layer of it is inherited
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
     size = {"WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers), "OMP_NUM_THREADS": "1"}
-    world = inherited | size | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    world = inherited | size | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "isthmus", "doctor", str(path)],
@@ -53,9 +53,3 @@ def _run(path: Path, workers: int) -> int:
         for process in processes:
             process.wait()
     return next((code if code > 0 else 1 for code in codes if code), 0)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
