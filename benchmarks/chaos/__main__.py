@@ -128,7 +128,8 @@ def main() -> None:
         f"seconds: median / largest; seed {arguments.seed}; SIGSTOP, pulled cables and full disks last 2 to 8 s"
     )
     data = [result | {"costs": [asdict(cost) for cost in result["costs"]]} for result in results]
-    name = "chaos" if arguments.ranks == 1 else f"chaos-{arguments.ranks}-ranks"
+    engines = dict.fromkeys(result["engine"] for result in results)
+    name = "chaos" if arguments.ranks == 1 else "-".join(["chaos", str(arguments.ranks), "ranks", *engines])
     path = write(name, "Faults at random moments", COLUMNS, rows, notes, data)
     plot(results, path.with_suffix(".png"))
     print(path.read_text())

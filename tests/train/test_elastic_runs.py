@@ -71,6 +71,20 @@ def final_state(folder: Path, worker: int) -> dict:
     return json.loads((newest / "state.json").read_text())
 
 
+def stop_and_resume(launcher: subprocess.Popen, folder: Path) -> None:
+    """As the launcher says when it is told to stop; to the end."""
+    launcher.send_signal(signal.SIGINT)
+    output, _ = launcher.communicate(timeout=60)
+    assert f"go on with: isthmus launch {folder}/run/config.yaml --resume" in output.replace("\n", "")
+    (folder / "go").touch()
+    resumed = launch(folder / "run/config.yaml", "--resume")
+    try:
+        output, _ = resumed.communicate(timeout=200)
+    finally:
+        resumed.kill()
+    assert resumed.returncode == 0, output
+
+
 @pytest.mark.parametrize("engine", ["torchft", "hivemind"])
 def test_a_killed_worker_is_started_again_and_catches_up(tmp_path, engine):
     """`isthmus launch` makes the lighthouse, or the first peer, itself: another one when the run is resumed."""
@@ -82,15 +96,9 @@ def test_a_killed_worker_is_started_again_and_catches_up(tmp_path, engine):
         wait_for(launcher, lambda: any(sync["num_peers"] == 2 for sync in syncs(tmp_path, 0)))
         wait_for(launcher, lambda: syncs(tmp_path, 0)[-1]["num_peers"] == 3)
         assert workers_of(launcher)[2] != victim
-        launcher.send_signal(signal.SIGINT)
-        output, _ = launcher.communicate(timeout=60)
-        assert f"go on with: isthmus launch {tmp_path}/run/config.yaml --resume" in output.replace("\n", "")
-        (tmp_path / "go").touch()
-        launcher = launch(tmp_path / "run/config.yaml", "--resume")
-        output, _ = launcher.communicate(timeout=200)
+        stop_and_resume(launcher, tmp_path)
     finally:
         launcher.kill()
-    assert launcher.returncode == 0, output
     ledgers = [final_state(tmp_path, worker)["method"]["transport"]["rider"] for worker in range(3)]
     assert ledgers[0] == ledgers[1] == ledgers[2]
     assert ledgers[0]["samples"] > 0

@@ -21,6 +21,7 @@ from transport_zygote import Zygote
 from isthmus.core import UserError
 from isthmus.transport import TransportError
 from isthmus.transport.address import free_port
+from isthmus.transport.elastic.membership import Meeting
 from isthmus.transport.hivemind import frames
 from isthmus.transport.hivemind.engine import Hivemind
 from isthmus.transport.hivemind.frames import Frame, Kind
@@ -502,3 +503,19 @@ def test_hundreds_of_mutated_streams_over_libp2p_leave_a_running_sync_unharmed(t
     assert results == [300]
     wait_for(lambda: a._waiting == 0)  # it sees the last streams end, too
     assert a._mesh._in[Kind.BULK].keys() == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("contacts", "message"),
+    [
+        (["first"], "a does not say where its rank 1 is: is it an isthmus of this version?"),
+        (["first", 7], "a does not say where its rank 1 is: is it an isthmus of this version?"),
+        (["first", "Qmstranger"], "rank 1 of a, peer Qmstranger, is not among allowed_peers: add it there"),
+    ],
+    ids=str,
+)
+def test_a_rank_that_must_not_be_dialled_is_named(tmp_path, contacts, message):
+    known = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+    rank = Hivemind("b", "run", tmp_path / "b-rank-1.key", allowed_peers=[known], place=1)
+    meeting = Meeting("00", {"a": {"contacts": contacts}, "b": {"contacts": ["first", known]}})
+    assert failure(lambda: rank.gather_around(meeting, ["a", "b"], [0.5, 0.5])) == message

@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from isthmus.core.types import Tensors
 from isthmus.transport.base import PeerLost, RankLost
-from isthmus.transport.heartbeat import Verdict
 from isthmus.transport.wire import pack, unpack_each
 
-_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
+if TYPE_CHECKING:
+    from isthmus.transport.watched_group import WatchedGroup
 
-
-class Group(Protocol):
-    """A gloo group under watch; see `watched_group.WatchedGroup`."""
-
-    def run(self, what: str, start: Callable[[dist.ProcessGroup], list[Any]]) -> None:
-        """Start a collective and wait for it."""
-        ...
-
-    def find_lost(self) -> Verdict | None:
-        """Who is gone, or None after having looked for a while."""
-        ...
+all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
 
 
 class Inside:
@@ -40,7 +30,7 @@ class Inside:
     """
 
     def __init__(
-        self, rank: int = 0, size: int = 1, group: Group | None = None, close: Callable[[], None] = lambda: None
+        self, rank: int = 0, size: int = 1, group: WatchedGroup | None = None, close: Callable[[], None] = lambda: None
     ) -> None:
         self.rank, self.size, self.close, self._group = rank, size, close, group
 
@@ -57,7 +47,7 @@ class Inside:
         try:
             self._group.run(
                 "gather inside the worker",
-                lambda group: [_all_gather(result, own, group=group, async_op=True)],
+                lambda group: [all_gather(result, own, group=group, async_op=True)],
             )
         except PeerLost as lost:
             raise RankLost(lost.ranks, str(lost)) from lost

@@ -103,10 +103,11 @@ def initialise(backend: str, timeout_seconds: float, name: str) -> None:
 def _fresh_store(address: str, port: int, timeout: timedelta) -> dict[str, Any]:
     """What `init_process_group` is told where torchrun has started the ranks again.
 
-    torchrun keeps its store, and gloo would find there where the dead have listened.
+    torchrun keeps its store, and gloo would find there where the dead have listened. Agents on several machines count
+    their restarts each for itself, so there nothing names the present one.
     """
-    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if restarts == "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    restarts, agents = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), os.environ.get("GROUP_WORLD_SIZE")
+    if restarts == "0" or agents != "1" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = TCPStore(address, port, is_master=False, timeout=timeout)

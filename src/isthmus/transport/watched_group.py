@@ -14,7 +14,7 @@ import torch.distributed as dist
 from isthmus.core.streams import copy_to
 from isthmus.transport.base import PeerLost, TransportError
 from isthmus.transport.heartbeat import Heartbeat, Verdict
-from isthmus.transport.inside import ALONE, Inside
+from isthmus.transport.inside import ALONE, Inside, all_gather
 from isthmus.transport.messages import Messages
 from isthmus.transport.peers import BufferPeers
 from isthmus.transport.rendezvous import first_line
@@ -23,7 +23,6 @@ Backend = Literal["gloo", "nccl"]
 
 _CONFIRM_ROUNDS = 4  # heartbeats missed after a connection broke until their owner counts as dead
 NOT_JOINED = "this worker has not joined, or has left"
-_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
 
 
 Works = list[dist.Work | Messages]
@@ -233,7 +232,7 @@ class GroupPeers(BufferPeers):
         if self._device.type == "cpu":
             self._swap("gather", [own] * self.size, result)
         else:
-            self._run("gather", lambda group: [_all_gather(result.view(-1), own, group=group, async_op=True)])
+            self._run("gather", lambda group: [all_gather(result.view(-1), own, group=group, async_op=True)])
         return result.view(-1).to(buffer.device)
 
     def _all_to_all(self, buffer: torch.Tensor, sizes: list[int]) -> torch.Tensor:

@@ -123,7 +123,7 @@ class Hivemind:
     def gather_around(self, meeting: Meeting, names: list[str], weights: list[float]) -> BufferPeers:
         """See `Membership.gather_around`."""
         if self._place > 0:
-            peer_ids = {name: _contact(name, meeting.cards[name], self._place) for name in names}
+            peer_ids = {name: self._contact_of(name, meeting.cards[name]) for name in names}
         elif self._group is not None and meeting.id == self._group.id.hex():
             peer_ids = self._group.peer_ids  # as they proved in the matchmaking
         else:
@@ -131,6 +131,16 @@ class Hivemind:
         if len(names) > 1:
             self._node.call(self._weave(bytes.fromhex(meeting.id), names, peer_ids))
         return StreamPeers(self._mesh, names.index(self._name), weights, self._call)
+
+    def _contact_of(self, name: str, card: Card) -> str:
+        """Peer id of the rank at this one's place in a worker."""
+        contacts, place = card.get("contacts"), self._place
+        peer_id = contacts[place] if isinstance(contacts, list) and place < len(contacts) else None
+        if not isinstance(peer_id, str):
+            raise TransportError(f"{name} does not say where its rank {place} is: is it an isthmus of this version?")
+        if not self.settings.admits(peer_id):
+            raise TransportError(f"rank {place} of {name}, peer {peer_id}, is not among allowed_peers: add it there")
+        return peer_id
 
     def part(self) -> None:
         """See `Membership.part`."""
@@ -204,12 +214,3 @@ class Hivemind:
             if self._place == 0:
                 async with asyncio.timeout(_GOODBYE_SECONDS):
                     await self._presence.withdraw()
-
-
-def _contact(name: str, card: Card, place: int) -> str:
-    """Peer id of the rank at this place of a worker."""
-    contacts = card.get("contacts")
-    contact = contacts[place] if isinstance(contacts, list) and place < len(contacts) else None
-    if isinstance(contact, str):
-        return contact
-    raise TransportError(f"worker {name} does not say where its rank {place} is: has it as many as this one?")
