@@ -1,0 +1,43 @@
+"""Runs that version 0.1.0 began (commit d6dfb97) go on: their checkpoints mean what they meant.
+
+Each archive holds a run's configuration, metrics and one checkpoint, with syncs in flight where the method has any.
+"""
+
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+# what the version that began them ended with; another processor rounds otherwise, a lost state shows in the third digit
+EVAL_LOSS = {"streaming": 2.4314072132110596, "dilocox": 2.4294852018356323, "dct_momentum": 2.4861851930618286}
+
+
+def resume(name: str, folder: Path) -> dict:
+    with tarfile.open(HERE / f"{name}.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    run = folder / name
+    command = [sys.executable, "-m", "isthmus", "launch", str(run / "config.yaml"), "--resume"]
+    command += ["--set", f"train.run_dir={run}"]
+    done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((run / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("name", EVAL_LOSS)
+def test_a_run_of_a_former_version_goes_on_as_it_would_have(tmp_path, name):
+    summary = resume(name, tmp_path)
+    assert summary["finished"]
+    assert summary["steps"] == 30
+    assert len(set(summary["anchor_hash"].values())) == 1
+    assert summary["eval_loss"] == pytest.approx(EVAL_LOSS[name], rel=1e-5)
+
+
+def test_an_elastic_run_of_a_former_version_goes_on(tmp_path):
+    summary = resume("torchft", tmp_path)
+    assert summary["finished"]
+    assert summary["steps"] == 300
+    assert len(set(summary["anchor_hash"].values())) == 1
