@@ -91,7 +91,7 @@ class Far:
 
     replicated = True
 
-    def effort(self, state: Any) -> float:
+    def message_fraction(self, state: Any) -> float:
         """Always all."""
         return 1.0
 

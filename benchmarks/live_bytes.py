@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from isthmus.outer import Offload, OuterLoop
-from isthmus.train.live_bytes import LiveBytes, Watch
+from isthmus.tools.live_bytes import LiveBytes, Watch
 
 
 def follow(loop: OuterLoop, watch: Watch) -> None:

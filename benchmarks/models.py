@@ -30,8 +30,8 @@ from isthmus.inner import INNER_OPTIMIZERS
 from isthmus.inner.step import Batch
 from isthmus.recipes import load_config
 from isthmus.spec import build
+from isthmus.tools.profile.device import describe
 from isthmus.train import assemble
-from isthmus.train.profile.device import describe
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 GOAL = 0.98

@@ -25,8 +25,8 @@ from isthmus.outer import OuterLoop
 from isthmus.outer.rounds import Rounds
 from isthmus.recipes import RECIPES, Recipe, load_config
 from isthmus.recipes.base import Plan
+from isthmus.tools.live_bytes import LiveBytes, Watch
 from isthmus.train.assemble import build_inner_step
-from isthmus.train.live_bytes import LiveBytes, Watch
 from isthmus.transport.local import Local, LocalWorld
 
 H = 4

@@ -43,7 +43,7 @@ def inner_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[
 class Lazy(Cast):
     """From its second message on it pretends to send a quarter of its largest."""
 
-    def effort(self, state):
+    def message_fraction(self, state):
         return 0.25 if state["messages"] > 1 else 1.0
 
     def average(self, local, state, peers):

@@ -46,14 +46,14 @@ class Diary:
                 local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
                 local.view(-1)[0] = float("nan")
             train_step(trainer)
-            if trainer.place.speaks:
+            if trainer.process.is_first_rank:
                 diary._steps.write(struct.pack("<d", time.time()))
 
         def _note(trainer: ElasticTrainer, reports: list[Any]) -> None:
             note(trainer, reports)
             if any(report.committed for report in reports):
                 anchor = trainer.method.anchor_hash()  # of all ranks
-                if trainer.place.speaks:
+                if trainer.process.is_first_rank:
                     diary._write_commit(trainer, reports, anchor)
 
         ElasticTrainer._train_step, ElasticTrainer._note = _train_step, _note  # type: ignore[method-assign]
@@ -66,8 +66,8 @@ class Diary:
             "version": state["version"],
             "chain": state["chain"],
             "anchor": anchor,
-            "samples": state["rider"]["samples"],
-            "frontier": state["rider"]["frontier"],
+            "samples": state["replicated_state"]["samples"],
+            "frontier": state["replicated_state"]["frontier"],
             "workers": [report.num_peers for report in reports if report.committed][-1],
             "contributed": state["contributed"].get(f"worker-{trainer.worker}", -1),
         }

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from isthmus.train.record import Record
+    from isthmus.tools.record import Record
 
 _DHT_LISTEN = "/ip4/0.0.0.0/tcp/29520"
 
@@ -61,7 +61,7 @@ def demo(
     steps: Annotated[int, typer.Option(min=1, help="Inner steps of each run.")] = 240,
 ) -> None:
     """Train a small model in six ways on this machine and compare them in one table."""
-    from isthmus.train.demo import run_demo
+    from isthmus.tools.demo import run_demo
 
     run_demo(run_dir, steps, _console())
 
@@ -75,8 +75,8 @@ def train(
 ) -> None:
     """Run one worker: alone, or one rank of it under torchrun."""
     from isthmus.recipes import load_config
-    from isthmus.train.launch import follow_launcher
-    from isthmus.train.record import Record
+    from isthmus.tools.launch import follow_launcher
+    from isthmus.tools.record import Record
     from isthmus.train.worker import train
 
     if on_leash:
@@ -91,8 +91,8 @@ def train(
 def launch(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = None, resume: Resume = False) -> None:
     """Run all workers on this machine, with live progress and a report."""
     from isthmus.recipes import load_config
-    from isthmus.train.launch import how_to_resume
-    from isthmus.train.launch import launch as run
+    from isthmus.tools.launch import how_to_resume
+    from isthmus.tools.launch import launch as run
 
     loaded, console = load_config(config, overrides or [], workers), _console()
     record = run(loaded, console, resume)
@@ -107,8 +107,8 @@ def show(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = 
     """Print the resolved configuration, the bytes of each sync, and where every part's code is."""
     from isthmus.config import dump
     from isthmus.recipes import load_config
-    from isthmus.train.report import readable_bytes
-    from isthmus.train.show import import_paths, sync_bytes
+    from isthmus.tools.report import readable_bytes
+    from isthmus.tools.show import import_paths, sync_bytes
 
     loaded, console = load_config(config, overrides or [], workers), _console()
     print(yaml.safe_dump(dump(loaded), sort_keys=False))
@@ -131,8 +131,8 @@ def profile(
 ) -> None:
     """Measure this machine with a configuration: memory, speed, FLOPs, and what a sync costs."""
     from isthmus.recipes import load_config
-    from isthmus.train.profile import profile as measure
-    from isthmus.train.profile import show as show_profile
+    from isthmus.tools.profile import profile as measure
+    from isthmus.tools.profile import show as show_profile
 
     measured = measure(load_config(config, overrides or [], workers))
     if as_json:
@@ -145,8 +145,8 @@ def profile(
 def doctor(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = None) -> None:
     """Check machines, links and configuration before a long run; every worker starts it, or --workers N starts them."""
     from isthmus.recipes import load_config
-    from isthmus.train.doctor import doctor as examine
-    from isthmus.train.doctor import doctor_on_this_machine
+    from isthmus.tools.doctor import doctor as examine
+    from isthmus.tools.doctor import doctor_on_this_machine
 
     loaded = load_config(config, overrides or [], workers)
     raise typer.Exit(doctor_on_this_machine(loaded) if workers else examine(loaded, _console()))
@@ -161,8 +161,8 @@ def export(
     ] = None,
 ) -> None:
     """Write a trained model as a folder: safetensors, configuration, model card."""
-    from isthmus.train.export import export
-    from isthmus.train.push import hub_token, push
+    from isthmus.tools.export import export
+    from isthmus.tools.push import hub_token, push
 
     token = hub_token() if repo else ""
     step = export(run, to)
@@ -203,8 +203,8 @@ def dht(
 
 def _report(record: Record, console: Console) -> None:
     """Table and plot of one run."""
-    from isthmus.train.plot import draw
-    from isthmus.train.report import compare, make_table
+    from isthmus.tools.plot import draw
+    from isthmus.tools.report import compare, make_table
 
     run_dir = Path(record.config["train"]["run_dir"])
     draw([record], run_dir / "report.png")
@@ -224,8 +224,8 @@ def _explain(error: Exception) -> tuple[str, int]:
         return f"{error.format_message().rstrip('.')}; see isthmus --help", 2
 
     from isthmus.core import UserError
+    from isthmus.tools.launch import Interrupted, WorkerFailed
     from isthmus.train.checkpoint import NotSaved
-    from isthmus.train.launch import Interrupted, WorkerFailed
     from isthmus.transport import TransportError
 
     match error:

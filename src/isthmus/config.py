@@ -99,7 +99,7 @@ def _usable_device(name: str | None) -> str | None:
     return Offload(name).device
 
 
-_GIVEN_TO_TRANSPORTS = ("identity", "expected_workers", "ranks_per_worker", "rider", "say")
+_GIVEN_TO_TRANSPORTS = ("identity", "expected_workers", "ranks_per_worker", "replicated_state", "say")
 
 
 class Section(BaseModel):

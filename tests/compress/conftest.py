@@ -36,19 +36,19 @@ class ThreadPeers:
         self.room.barrier.wait()
         return everybody
 
-    def mean(self, tensors: Tensors) -> Tensors:
+    def all_reduce_mean(self, tensors: Tensors) -> Tensors:
         everybody = self._share([tensor.clone() for tensor in tensors])
         self.sent_bytes += (self.size - 1) * num_bytes(tensors)
         pairs = [pair for pair in zip(everybody, self.weights, strict=True) if pair[1] > 0]
         return [sum(own[i] * weight for own, weight in pairs) for i in range(len(tensors))]
 
-    def gather(self, tensors: Tensors) -> list[Tensors]:
+    def all_gather(self, tensors: Tensors) -> list[Tensors]:
         everybody = self._share([tensor.clone() for tensor in tensors])
         assert len({tuple((t.shape, t.dtype) for t in own) for own in everybody}) == 1
         self.sent_bytes += (self.size - 1) * num_bytes(tensors)
         return everybody
 
-    def exchange(self, parts: list[Tensors]) -> list[Tensors]:
+    def all_to_all(self, parts: list[Tensors]) -> list[Tensors]:
         everybody = self._share([[tensor.clone() for tensor in part] for part in parts])
         self.sent_bytes += sum(num_bytes(part) for rank, part in enumerate(parts) if rank != self.rank)
         received = [sent[self.rank] for sent in everybody]

@@ -87,8 +87,8 @@ def test_two_rounds_for_all_matrices_and_one_for_the_rest():
     calls = []
 
     def work(peers):
-        gather = peers.gather
-        peers.gather = lambda tensors: calls.append(sum(t.numel() for t in tensors)) or gather(tensors)
+        gather = peers.all_gather
+        peers.all_gather = lambda tensors: calls.append(sum(t.numel() for t in tensors)) or gather(tensors)
         codec = Cast("bfloat16")
         LowRank(2, codec, codec).average([matrix(9), torch.ones(5), torch.ones(20, 3, 10), torch.ones(2, 2)], {}, peers)
 
@@ -122,7 +122,7 @@ def adaptive(targets, num_workers: int = 2, **options):
         state, seen = {}, []
         for target in targets:
             (mean,), _ = compressor.average([target], state, peers)
-            seen.append((state["rank"], float((mean - target).norm()), compressor.effort(state)))
+            seen.append((state["rank"], float((mean - target).norm()), compressor.message_fraction(state)))
         return seen
 
     return run_workers(work, num_workers)
@@ -133,7 +133,7 @@ def test_the_rank_comes_down_to_what_the_mean_holds_and_a_quarter_more():
     assert first == other
     assert [rank for rank, _, _ in first] == [20] + [5] * 7
     assert all(error < 1e-4 for _, error, _ in first)
-    assert [effort for _, _, effort in first] == [1.0] + [0.25] * 7
+    assert [message_fraction for _, _, message_fraction in first] == [1.0] + [0.25] * 7
 
 
 def test_the_rank_grows_again_with_what_the_mean_holds():

@@ -9,7 +9,7 @@ from torch import nn
 from isthmus.core import UserError
 from isthmus.inner import AdamW, SupervisedStep
 from isthmus.inner.micro_batch import find_fastest, measure_rates
-from isthmus.train.live_bytes import LiveBytes, Watch
+from isthmus.tools.live_bytes import LiveBytes, Watch
 
 
 class Slow(nn.Module):

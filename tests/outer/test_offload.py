@@ -21,7 +21,7 @@ from isthmus.core import SyncSchedule, UserError, split_balanced, split_strided
 from isthmus.core.flatten import flatten
 from isthmus.outer import Eager, KeepProgress, Mix, Offload, OuterLoop, Replace
 from isthmus.recipes import load_config
-from isthmus.train.live_bytes import Watch
+from isthmus.tools.live_bytes import Watch
 from isthmus.transport.local import Local, LocalWorld, run_workers
 
 BLOCKS, WIDTH = 8, 64

@@ -1,4 +1,4 @@
-"""Rounds whose length follows the compressor's effort."""
+"""Rounds whose length follows the compressor's message_fraction."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from isthmus.outer import KeepProgress, Replace
 from isthmus.outer.rounds import Rounds
 
 
-def boundaries(rounds: Rounds, until: int, efforts: dict[int, float]) -> tuple[list[int], list[int]]:
-    """Steps at which something begins and finishes, with efforts that are known from some step on."""
+def boundaries(rounds: Rounds, until: int, message_fractions: dict[int, float]) -> tuple[list[int], list[int]]:
+    """Steps at which something begins and finishes, with message_fractions that are known from some step on."""
     begins, finishes = [], []
     for step in range(1, until + 1):
-        rounds.effort = efforts.get(step, rounds.effort)
+        rounds.message_fraction = message_fractions.get(step, rounds.message_fraction)
         finishes += [step] * bool(rounds.finishes(step))
         begins += [step] * bool(rounds.begins(step))
         rounds.adapt(step)

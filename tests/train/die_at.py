@@ -93,7 +93,7 @@ def amid(kind: str, begun: bool = False) -> Wrap:
 
 POINTS: dict[str, tuple[Wrap, Any, str]] = {
     "before send": (before, Exchange, "run"),
-    "mid-mean": (amid("mean"), BufferPeers, "mean"),
+    "mid-mean": (amid("mean"), BufferPeers, "all_reduce_mean"),
     "mid-gather": (amid("gather"), Codec, "average"),  # the only shot, or the second of two
     "mid-exchange": (amid("exchange"), Codec, "average"),  # the first of two shots
     "before commit": (before, Elastic, "commit"),
@@ -150,11 +150,11 @@ class Witness:
             self.write(read=positions(leases, first, first + stream.batch_size))
             return batch
 
-        def commit_and_tell(leases: Leases, claims: Any, contributors: Any) -> None:
+        def commit_and_tell(leases: Leases, proposals: Any, contributors: Any) -> None:
             held = {worker: leases.ledger.holdings.get(worker, Holding()).leases for worker in contributors}
-            commits = {w: positions(held[w], 0, leases.gain(w, claims[w])) for w in contributors}
+            commits = {w: positions(held[w], 0, leases.gain(w, proposals[w])) for w in contributors}
             self.write(commit=leases.ledger.commits + 1, samples=commits)
-            commit(leases, claims, contributors)
+            commit(leases, proposals, contributors)
 
         def step_and_tell(trainer: ElasticTrainer) -> None:
             if not self._go.exists():

@@ -151,7 +151,7 @@ class World:
 
     def _check_ledger(self, ranks: list[int]) -> None:
         """All have one ledger; every sample in it was read by the worker that it came from, and came once."""
-        ledgers = [self.final_state(rank)["rider"] for rank in ranks]
+        ledgers = [self.final_state(rank)["replicated_state"] for rank in ranks]
         assert all(ledger == ledgers[0] for ledger in ledgers)
         commits = {event["commit"]: event["samples"] for rank in ranks for event in self.seen(rank, "commit")}
         assert sorted(commits) == list(range(1, ledgers[0]["commits"] + 1))

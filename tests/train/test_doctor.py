@@ -18,16 +18,16 @@ from typer.testing import CliRunner
 
 from isthmus.cli import app
 from isthmus.recipes import load_config
-from isthmus.train.doctor import doctor
-from isthmus.train.doctor.compare import compare_clocks, judge_links, readable_bits
-from isthmus.train.doctor.examine import rounds
-from isthmus.train.doctor.link import Link
+from isthmus.tools.doctor import doctor
+from isthmus.tools.doctor.compare import compare_clocks, judge_links, readable_bits
+from isthmus.tools.doctor.examine import rounds
+from isthmus.tools.doctor.link import Link
 from isthmus.transport.address import free_port
 from isthmus.transport.torchft.lighthouse import lighthouse
 
 ROOT = Path(__file__).parents[2]
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["isthmus.train.doctor", "isthmus.transport.torch_dist", "isthmus.recipes"])
+CONTEXT.set_forkserver_preload(["isthmus.tools.doctor", "isthmus.transport.torch_dist", "isthmus.recipes"])
 RUN: dict[str, Any] = {
     "model": {
         "type": "module",

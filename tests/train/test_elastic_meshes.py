@@ -61,7 +61,7 @@ def test_a_worker_that_lost_a_rank_comes_back_whole(tmp_path, engine):
     states = {name: final_state(tmp_path, name) for name in NAMES}
     transports = [state["method"]["transport"] for state in states.values()]
     assert all(transport == transports[0] for transport in transports)
-    assert transports[0]["rider"]["samples"] > 0
+    assert transports[0]["replicated_state"]["samples"] > 0
     for worker in (0, 1):
         first, other = (states[name] for name in NAMES if name.startswith(f"worker-{worker}"))
         assert first["stream"] == other["stream"], "they read the same samples"

@@ -19,9 +19,9 @@ from isthmus.config import RunConfig
 from isthmus.core import UserError
 from isthmus.models import load_exported
 from isthmus.recipes import load_config
+from isthmus.tools.export import export
 from isthmus.train.assemble import build_model_spec, layout
 from isthmus.train.checkpoint import Checkpoints
-from isthmus.train.export import export
 from isthmus.train.worker import train
 from isthmus.transport.peers import ring_bytes
 

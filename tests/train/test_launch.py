@@ -16,8 +16,8 @@ import yaml
 from rich.console import Console
 
 from isthmus.recipes import load_config
-from isthmus.train.launch import Workers
-from isthmus.train.progress import LiveProgress, Seen
+from isthmus.tools.launch import Workers
+from isthmus.tools.progress import LiveProgress, Seen
 
 ROOT = Path(__file__).parents[2]
 RUN = {
@@ -200,7 +200,7 @@ def test_a_port_in_use_is_named(config, start):
 
 
 def test_cores_are_shared_out(config, monkeypatch):
-    monkeypatch.setattr("isthmus.train.launch.num_cores", lambda: 5)
+    monkeypatch.setattr("isthmus.tools.launch.num_cores", lambda: 5)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("ISTHMUS_TRAIN__STEPS", "3")
     world = Workers(load_config(config), resume=False)._world()

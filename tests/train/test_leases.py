@@ -9,15 +9,15 @@ from isthmus.train.leases import Leases
 
 def test_a_commit_is_gone_by_when_its_sync_is_finished():
     leases = Leases(LeasedStream(Numbers(), "a", batch_size=2), local_steps=1)
-    leases.commit({"a": leases.claim()}, ["a"])
+    leases.commit({"a": leases.propose()}, ["a"])
     with pytest.raises(LeasesExhausted):
         next(leases)
-    leases.land()
+    leases.apply()
     assert next(leases)["position"].tolist() == [0, 1]
 
 
 def test_a_claim_knows_the_commit_before():
     leases = Leases(LeasedStream(Numbers(), "a", batch_size=2), local_steps=1)
-    leases.commit({"a": leases.claim()}, ["a"])
-    leases.claim()
+    leases.commit({"a": leases.propose()}, ["a"])
+    leases.propose()
     assert next(leases)["position"].tolist() == [0, 1]

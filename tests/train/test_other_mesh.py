@@ -9,9 +9,9 @@ from train_processes import MESHES, Job, losses, run, run_jobs, said, summary
 
 from isthmus.models import CausalLM
 from isthmus.recipes import load_config
+from isthmus.tools.export import export
 from isthmus.train.assemble import build_model_spec, open_data
 from isthmus.train.evaluate import evaluate
-from isthmus.train.export import export
 
 STEP = 21  # from where the runs go on
 KEPT = "train.keep_checkpoints=99"

@@ -17,11 +17,11 @@ from isthmus.core import SyncSchedule, UserError, split_balanced
 from isthmus.models import CausalLM
 from isthmus.models.gpt_neox import GPTNeoX
 from isthmus.recipes import RECIPES, load_config
+from isthmus.tools.profile import device, profile, show
+from isthmus.tools.profile.inner import count_flops, try_sizes
+from isthmus.tools.profile.sync import model_link
+from isthmus.tools.show import sync_bytes
 from isthmus.train import assemble
-from isthmus.train.profile import device, profile, show
-from isthmus.train.profile.inner import count_flops, try_sizes
-from isthmus.train.profile.sync import model_link
-from isthmus.train.show import sync_bytes
 from isthmus.transport.local import LocalWorld
 
 BATCH, SEQUENCE, WIDTH, LAYERS, VOCABULARY = 4, 16, 32, 2, 256

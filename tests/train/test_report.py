@@ -9,16 +9,16 @@ import yaml
 from rich.console import Console
 
 from isthmus.core import UserError
-from isthmus.train.modelled import modelled_clock, modelled_utilisation
-from isthmus.train.plot import draw
-from isthmus.train.record import Record
-from isthmus.train.report import compare, make_table, readable_bytes
+from isthmus.tools.modelled import modelled_clock, modelled_utilisation
+from isthmus.tools.plot import draw
+from isthmus.tools.record import Record
+from isthmus.tools.report import compare, make_table, readable_bytes
 
 MEGABIT = 125_000  # bytes: one second at 1 Mbit/s
 
 
-def sync(step: int, outer_step: int, sent_bytes: int, fragment: str = "all", effort: float = 1.0) -> dict:
-    numbers = {"step": step, "outer_step": outer_step, "sent_bytes": sent_bytes, "effort": effort}
+def sync(step: int, outer_step: int, sent_bytes: int, fragment: str = "all", message_fraction: float = 1.0) -> dict:
+    numbers = {"step": step, "outer_step": outer_step, "sent_bytes": sent_bytes, "message_fraction": message_fraction}
     return {"event": "sync", "fragment": fragment, "committed": True, **numbers}
 
 
@@ -58,7 +58,10 @@ def test_overlapped_syncs_are_exposed_beyond_the_overlap():
 
 def test_rounds_that_became_shorter_hide_less():
     schedule = {"local_steps": 4, "overlap_steps": 4}
-    syncs = [sync(8, 0, MEGABIT, effort=0.5), sync(10, 1, 3 * MEGABIT, effort=0.5)]  # sent after 4, 8, 10
+    syncs = [
+        sync(8, 0, MEGABIT, message_fraction=0.5),
+        sync(10, 1, 3 * MEGABIT, message_fraction=0.5),
+    ]  # sent after 4, 8, 10
     assert modelled_clock(record(syncs, schedule, steps=10), 1, 1.0)[8:] == [8, 9, 11]
 
 

@@ -7,7 +7,7 @@ from train_processes import Job, run_jobs, said, summary
 from train_toy import assert_resumes_alike
 
 from isthmus.recipes import load_config
-from isthmus.train.place import find_place
+from isthmus.train.process import find_process
 from isthmus.train.trackers import Trackers
 from isthmus.train.trainer import Trainer
 
@@ -47,7 +47,7 @@ def test_resumed_after_any_step_nothing_differs(tmp_path, name):
 
 def test_the_temperature_follows_the_rounds(tmp_path):
     config = configure(tmp_path, "wav2vec2", *EVERY_3_STEPS)
-    trainer = Trainer(config, find_place(config), Trackers())
+    trainer = Trainer(config, find_process(config), Trackers())
     part = trainer.run()
     assert set(part["evaluation"]) == {"loss", "contrastive_accuracy", "codevector_perplexity"}
     assert trainer.model.temperature.item() == pytest.approx(2 * 0.9**9)

@@ -40,20 +40,20 @@ def lose_a_worker(rank, victim, how, budget, folder):
     struck = Path(folder) / "struck"
     try:
         while True:
-            peers.exchange([[torch.zeros(4_000_000)] for _ in range(peers.size)])
+            peers.all_to_all([[torch.zeros(4_000_000)] for _ in range(peers.size)])
             if rank == victim and not struck.exists():
                 struck.write_text(f"{time.monotonic()} {os.getpid()} {worker._node.p2p._child.pid}")
                 threading.Timer(0.05, os.kill, (os.getpid(), getattr(signal, how))).start()
     except TransportError as error:
         reason, noticed = str(error), time.monotonic()
     try:
-        peers.gather([torch.zeros(1)])
+        peers.all_gather([torch.zeros(1)])
         again = ""
     except TransportError as error:
         again = str(error)
     meeting = worker.meet({}, 20)
     met = time.monotonic()
-    mean = everybody(worker, meeting).mean([torch.tensor([float(rank)])])[0].item()
+    mean = everybody(worker, meeting).all_reduce_mean([torch.tensor([float(rank)])])[0].item()
     worker.leave()
     struck_at = float(struck.read_text().split()[0])
     return {"reason": reason, "noticed": noticed - struck_at, "again": again, "names": list(meeting.cards),
@@ -77,7 +77,7 @@ def die_while_waiting(rank, folder):
     if rank == 2:
         (folder / "back").touch()
     meeting = worker.meet({"rank": rank}, 20)
-    mean = everybody(worker, meeting).mean([torch.tensor([float(rank)])])[0].item()
+    mean = everybody(worker, meeting).all_reduce_mean([torch.tensor([float(rank)])])[0].item()
     worker.leave()
     return {"cards": meeting.cards, "mean": mean}
 

@@ -36,9 +36,9 @@ def average(rank):
     transport.join(None)
     peers = transport.quorum(0)
     place = [transport.rank, transport.num_workers, peers.rank, peers.size]
-    mean = peers.mean([torch.full((3 + 2 * (rank % RANKS),), float(rank))])[0].tolist()
+    mean = peers.all_reduce_mean([torch.full((3 + 2 * (rank % RANKS),), float(rank))])[0].tolist()
     sent_bytes = peers.sent_bytes
-    inside = [tensor.item() for (tensor,) in peers.gather_inside([torch.tensor(rank)])]
+    inside = [tensor.item() for (tensor,) in peers.worker_group.all_gather([torch.tensor(rank)])]
     assert peers.sent_bytes == sent_bytes
     transport.leave()
     return [place, mean, inside, sent_bytes]
@@ -68,8 +68,8 @@ def lose_a_rank(rank, victim, budget):
     try:
         while True:
             start = time.monotonic()
-            peers.mean([values])
-            peers.gather_inside([values[:1]])
+            peers.all_reduce_mean([values])
+            peers.worker_group.all_gather([values[:1]])
     except PeerLost as error:
         lost.update(seconds=time.monotonic() - start, ranks=error.ranks, message=str(error))
     lost["ended_at"] = time.monotonic()
@@ -84,33 +84,33 @@ def uneven_peers(rank, budget):
     transport.join(None)
     peers = transport.quorum(0)
     for _ in range(1 + 5 * (rank % RANKS)):
-        peers.mean([torch.zeros(1)])
+        peers.all_reduce_mean([torch.zeros(1)])
     return peers
 
 
 def come_late(rank, budget):
     """Rank 3 is alive, but does not come."""
     peers = uneven_peers(rank, budget)
-    peers.gather_inside([torch.zeros(1)])
+    peers.worker_group.all_gather([torch.zeros(1)])
     if rank == 3:
         time.sleep(1.5 * budget)
         return None
     try:
-        peers.mean([torch.zeros(1)])
-        peers.gather_inside([torch.zeros(1)])
+        peers.all_reduce_mean([torch.zeros(1)])
+        peers.worker_group.all_gather([torch.zeros(1)])
     except PeerLost as error:
         return [error.ranks, str(error)]
 
 
 def come_late_inside(rank, budget):
     """Rank 2 waits for rank 3, which has made more collectives, but does not come to this one."""
-    torch_dist._INSIDE_BUDGETS = 1
+    torch_dist._WORKER_BUDGETS = 1
     peers = uneven_peers(rank, budget)
     if rank == 3:
         time.sleep(1.5 * budget)
         return None
     try:
-        peers.gather_inside([torch.zeros(1)])
+        peers.worker_group.all_gather([torch.zeros(1)])
     except PeerLost as error:
         return [error.ranks, str(error)]
 
@@ -123,9 +123,9 @@ def wait_inside(rank, budget, pauses, pause_seconds):
     for _ in range(pauses if rank % RANKS else 0):
         if rank == 3:
             time.sleep(pause_seconds)
-        peers.mean([torch.zeros(1)])
+        peers.all_reduce_mean([torch.zeros(1)])
     start = time.monotonic()
-    peers.gather_inside([torch.zeros(1)])
+    peers.worker_group.all_gather([torch.zeros(1)])
     waited = time.monotonic() - start
     transport.leave()
     return waited

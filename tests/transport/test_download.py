@@ -56,16 +56,20 @@ def test_a_chunk_is_asked_again_when_it_was_given_back_or_takes_too_long():
     with ThreadPoolExecutor(1) as thread:
         done = thread.submit(download.receive, incoming, time.monotonic() + 20)
         assert download.offer("a", incoming.manifest) is incoming
-        assert [download.claim(wait=True), download.claim(wait=False), download.claim(wait=False)] == [0, 1, None]
+        assert [download.reserve(wait=True), download.proposal(wait=False), download.proposal(wait=False)] == [
+            0,
+            1,
+            None,
+        ]
         download.give_back([1])
-        assert download.claim(wait=False) == 1
-        assert download.claim(wait=True) == 0  # the oldest, after its patience
+        assert download.reserve(wait=False) == 1
+        assert download.reserve(wait=True) == 0  # the oldest, after its patience
         download.put("b", 0, chunks[0])
         download.put("a", 0, chunks[0])  # too late
         download.give_back([0])  # nor is it missing again
-        assert download.claim(wait=True) == 1
+        assert download.reserve(wait=True) == 1
         download.put("a", 1, chunks[1])
-        assert download.claim(wait=True) is None
+        assert download.reserve(wait=True) is None
         done.result()
     assert download.chunks == {"a": 1, "b": 1}
     assert torch.equal(incoming.finish()["values"], torch.zeros(4))

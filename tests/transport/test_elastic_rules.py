@@ -9,21 +9,21 @@ from isthmus.transport.elastic.world import Elastic
 
 
 class Log:
-    """A rider that remembers what it was told; a claim is a number of samples."""
+    """A replicated_state that remembers what it was told; a proposal is a number of samples."""
 
     samples_per_step = 1
 
     def __init__(self):
         self.commits = []
 
-    def check(self, worker, claim):
-        return "" if claim in (0, 1, 2) else f"{worker}: no claim"
+    def check(self, worker, proposal):
+        return "" if proposal in (0, 1, 2) else f"{worker}: no proposal"
 
-    def gain(self, worker, claim):
-        return claim
+    def gain(self, worker, proposal):
+        return proposal
 
-    def commit(self, claims, contributors):
-        self.commits.append((claims, contributors))
+    def commit(self, proposals, contributors):
+        self.commits.append((proposals, contributors))
 
     def state_dict(self):
         return {"commits": self.commits}
@@ -34,10 +34,12 @@ class Town:
 
     def __init__(self):
         place = MeetingPlace()
-        self.riders = [Log(), Log()]
+        self.states = [Log(), Log()]
         self.workers = [
-            Elastic(LocalMembership(place, f"w{k}"), min_workers=2, weighting="samples", rider=rider)
-            for k, rider in enumerate(self.riders)
+            Elastic(
+                LocalMembership(place, f"w{k}"), min_workers=2, weighting="samples", replicated_state=replicated_state
+            )
+            for k, replicated_state in enumerate(self.states)
         ]
         self.together(lambda worker, _: worker.join(None), [None, None])
 
@@ -45,15 +47,15 @@ class Town:
         with ThreadPoolExecutor(2) as pool:
             return list(pool.map(call, self.workers, arguments))
 
-    def sync(self, outer_step, claims):
+    def sync(self, outer_step, proposals):
         """Weights as each sees them."""
 
-        def run(worker, claim):
-            peers = worker.quorum(outer_step, claim)
+        def run(worker, proposal):
+            peers = worker.quorum(outer_step, proposal)
             assert worker.commit(peers, True)
             return peers.weights
 
-        return self.together(run, claims)
+        return self.together(run, proposals)
 
 
 @pytest.fixture
@@ -64,17 +66,17 @@ def town():
         worker.leave()
 
 
-@pytest.mark.parametrize("claims", [(1, 2), (2, None), (None, 1), (7, 2), (None, None)])
-def test_what_rides_moves_alike_for_all_whatever_they_claim(town, claims):
-    """A worker that has just caught up sends a sync again without a claim of its own."""
-    weights = town.sync(0, claims)
+@pytest.mark.parametrize("proposals", [(1, 2), (2, None), (None, 1), (7, 2), (None, None)])
+def test_what_rides_moves_alike_for_all_whatever_they_claim(town, proposals):
+    """A worker that has just caught up sends a sync again without a proposal of its own."""
+    weights = town.sync(0, proposals)
     assert weights[0] == weights[1]
-    assert town.riders[0].commits == town.riders[1].commits
-    assert len(town.riders[0].commits) == (claims != (None, None))
+    assert town.states[0].commits == town.states[1].commits
+    assert len(town.states[0].commits) == (proposals != (None, None))
 
 
 def test_a_ledger_that_differs_is_drift(town):
-    town.riders[1].commits.append("something of its own")
+    town.states[1].commits.append("something of its own")
 
     def run(worker, _):
         peers = worker.quorum(0, 1)
@@ -88,7 +90,7 @@ def test_a_ledger_that_differs_is_drift(town):
 
 def test_without_a_claim_there_is_no_weight(town):
     assert town.sync(0, (2, None)) == [[1.0, 0.0]] * 2
-    assert town.riders[1].commits == [({"w0": 2, "w1": None}, ["w0"])]
+    assert town.states[1].commits == [({"w0": 2, "w1": None}, ["w0"])]
 
 
 @pytest.mark.parametrize(("expected", "least"), [(None, 1), (1, 1), (2, 2), (3, 2), (4, 3)])

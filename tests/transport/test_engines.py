@@ -7,8 +7,8 @@ import pytest
 
 from isthmus.core import UserError
 from isthmus.recipes import load_config
+from isthmus.tools.launch import meeting_place
 from isthmus.train.assemble import build_transport
-from isthmus.train.launch import meeting_place
 from isthmus.transport.torchft.engine import TorchFT
 
 

@@ -143,7 +143,7 @@ def test_some_of_those_who_met_form_a_sync(three):
     weights = [0.0, 1.0]
     peers = together(*(lambda each=each: each.gather_around(meetings[0], ["a", "c"], weights) for each in three[::2]))
     values = [float("nan"), 2.0]
-    means = together(*(lambda p=p: p.mean([torch.tensor([values[p.rank]])]) for p in peers))
+    means = together(*(lambda p=p: p.all_reduce_mean([torch.tensor([values[p.rank]])]) for p in peers))
     assert [mean[0].item() for mean in means] == [2.0, 2.0]
 
 
@@ -157,22 +157,22 @@ def test_unequal_sizes_are_refused_by_all_and_the_next_sync_is_unharmed(three):
     peers = sync(*three)
     sizes = [1000, 1000, 2000]
     reasons = together(
-        *(lambda p=p, n=n: failure(lambda: p.gather([torch.zeros(n)])) for p, n in zip(peers, sizes, strict=True))
+        *(lambda p=p, n=n: failure(lambda: p.all_gather([torch.zeros(n)])) for p, n in zip(peers, sizes, strict=True))
     )
     assert all("sent a frame that is not due" in reason for reason in reasons), reasons
     peers = sync(*three)
-    totals = together(*(lambda p=p: p.mean([torch.tensor([float(p.rank)])]) for p in peers))
+    totals = together(*(lambda p=p: p.all_reduce_mean([torch.tensor([float(p.rank)])]) for p in peers))
     assert [total[0].item() for total in totals] == [1.0] * 3
 
 
 def test_one_that_does_not_come_to_the_collective_is_named(worker):
     peers = sync(*(worker(name, sync_budget_seconds=4) for name in "ab"))
     start = time.monotonic()
-    reason = failure(lambda: peers[1].gather([torch.zeros(3)]))
+    reason = failure(lambda: peers[1].all_gather([torch.zeros(3)]))
     assert "a did not come" in reason
     assert 3.9 < time.monotonic() - start < 8
     # what b had sent may come before the news that it gave up; then the next collective says so
-    assert "b gave up" in failure(lambda: [peers[0].gather([torch.zeros(3)]) for _ in range(2)])
+    assert "b gave up" in failure(lambda: [peers[0].all_gather([torch.zeros(3)]) for _ in range(2)])
 
 
 def test_a_worker_alone_meets_itself(worker):
@@ -181,7 +181,7 @@ def test_a_worker_alone_meets_itself(worker):
     meeting = alone.meet({"x": 1}, 20)
     assert time.monotonic() - start < 3
     assert meeting.cards == {"a": {"x": 1}}
-    assert everybody(alone, meeting).mean([torch.ones(2)])[0].tolist() == [1.0, 1.0]
+    assert everybody(alone, meeting).all_reduce_mean([torch.ones(2)])[0].tolist() == [1.0, 1.0]
 
 
 def test_a_majority_goes_on_without_a_straggler_and_the_straggler_alone_does_not(worker):
@@ -264,7 +264,7 @@ def test_a_peer_outside_the_list_takes_part_in_nothing(worker, tmp_path):
 
     assert outsider._node.call(knock()) == b""  # a closed at once
     assert not outsider._node.call(outsider._node.answers(a.peer_id)), "the DHT of a member is closed to it as well"
-    gathered = together(*(lambda p=p: p.gather([torch.tensor([p.rank])]) for p in peers))
+    gathered = together(*(lambda p=p: p.all_gather([torch.tensor([p.rank])]) for p in peers))
     assert [[t.item() for (t,) in each] for each in gathered] == [[0, 1], [0, 1]]
     with pytest.raises(UserError, match="no initial peer answered for 1 s"):
         worker("stranger", initial_peers=a.addresses(), connect_seconds=1)
@@ -497,7 +497,7 @@ def test_hundreds_of_mutated_streams_over_libp2p_leave_a_running_sync_unharmed(t
     attacker.start()
     rounds = 0
     while attacker.is_alive() or rounds < 3:
-        gathered = together(*(lambda p=p: p.gather([torch.full((50_000,), p.rank)]) for p in peers))
+        gathered = together(*(lambda p=p: p.all_gather([torch.full((50_000,), p.rank)]) for p in peers))
         assert all([t[0].item() for (t,) in each] == [0, 1, 2] for each in gathered)
         rounds += 1
     assert results == [300]

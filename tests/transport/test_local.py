@@ -20,9 +20,9 @@ def test_identity_35_a_collective_ends_for_everybody_at_the_latest_start_plus_it
         transport.advance(10.0 * rank)  # the slowest arrives at 20
         peers, times = transport.quorum(0), []
         for call in (
-            lambda: peers.mean([torch.zeros(750_000)]),  # ring: 4 steps of 1 MB
-            lambda: peers.gather([torch.zeros(250_000)]),  # 2 steps of 1 MB
-            lambda: peers.exchange([[torch.zeros(125_000)]] * 3),  # 2 parts of 0.5 MB up each link
+            lambda: peers.all_reduce_mean([torch.zeros(750_000)]),  # ring: 4 steps of 1 MB
+            lambda: peers.all_gather([torch.zeros(250_000)]),  # 2 steps of 1 MB
+            lambda: peers.all_to_all([[torch.zeros(125_000)]] * 3),  # 2 parts of 0.5 MB up each link
         ):
             call()
             times.append(transport.now())
@@ -37,7 +37,7 @@ def test_uneven_links():
     world = LocalWorld(2, [[0, fast], [slow, 0]], [[0, 0.1], [0.1, 0]])
 
     def worker(rank, transport):
-        transport.quorum(0).gather([torch.zeros(250_000)])  # 1 MB over the slow link takes 2 s
+        transport.quorum(0).all_gather([torch.zeros(250_000)])  # 1 MB over the slow link takes 2 s
         return transport.now()
 
     assert run(world, worker) == pytest.approx([2.1, 2.1])
@@ -68,7 +68,7 @@ def test_overlapped_compute_is_hidden_and_not_counted_twice(computed, end):
 
     def worker(rank, transport):
         transport.advance(10.0)
-        wait = on_a_communication_thread(transport, lambda: transport.quorum(0).gather([torch.zeros(250_000)]))
+        wait = on_a_communication_thread(transport, lambda: transport.quorum(0).all_gather([torch.zeros(250_000)]))
         transport.advance(computed)
         assert transport.now() == 10.0 + computed
         wait()
@@ -103,7 +103,7 @@ def test_weights_of_the_world():
     def worker(rank, transport):
         peers = transport.quorum(0)
         value = float("nan") if rank == 0 else float(rank)
-        return peers.weights, peers.mean([torch.tensor([value])])[0].item()
+        return peers.weights, peers.all_reduce_mean([torch.tensor([value])])[0].item()
 
     assert run(LocalWorld(3, weights=[0.0, 0.25, 0.75]), worker) == [([0.0, 0.25, 0.75], 0.25 + 1.5)] * 3
 
@@ -121,7 +121,7 @@ def test_kill_a_worker_while_its_peers_wait_for_it():
         peers = transport.quorum(0)
         for _ in range(2):  # at once, and later too
             with pytest.raises(PeerLost, match="worker 2 was killed") as error:
-                peers.mean([torch.zeros(3)])
+                peers.all_reduce_mean([torch.zeros(3)])
             assert error.value.ranks == [2]
         return "lost"
 
@@ -137,7 +137,7 @@ def test_kill_a_worker_in_a_pending_collective():
             world.kill(0)
             return None
         with pytest.raises(TransportError, match="worker 0 was killed") as error:
-            transport.quorum(0).gather([torch.zeros(3)])
+            transport.quorum(0).all_gather([torch.zeros(3)])
         return error.type
 
     assert run(world, worker) == [TransportError, None]
@@ -145,11 +145,11 @@ def test_kill_a_worker_in_a_pending_collective():
 
 def test_leaving_is_noticed():
     def worker(rank, transport):
-        transport.quorum(0).gather([torch.zeros(3)])
+        transport.quorum(0).all_gather([torch.zeros(3)])
         if rank == 0:
             return
         with pytest.raises(PeerLost, match="worker 0 left"):
-            transport.quorum(1).gather([torch.zeros(3)])
+            transport.quorum(1).all_gather([torch.zeros(3)])
 
     run(LocalWorld(2), worker)
 
@@ -174,10 +174,10 @@ def test_a_lost_message_fails_that_collective_for_everybody_and_nothing_else():
             peers = transport.quorum(step)
             if step == 1:
                 with pytest.raises(TransportError, match="a message of worker 2 was lost") as error:
-                    peers.mean([torch.ones(4)])
+                    peers.all_reduce_mean([torch.ones(4)])
                 assert error.type is TransportError, "nobody is gone"
             else:
-                peers.mean([torch.ones(4)])
+                peers.all_reduce_mean([torch.ones(4)])
             outcomes.append(transport.commit(peers, step != 1))
         return outcomes
 
@@ -188,7 +188,7 @@ def test_a_lost_message_fails_that_collective_for_everybody_and_nothing_else():
 def test_workers_that_disagree_are_told_so(name, size):
     def worker(rank, transport):
         peers = transport.quorum(0)
-        call = getattr(peers, name) if rank else peers.mean
+        call = getattr(peers, name) if rank else peers.all_reduce_mean
         with pytest.raises(TransportError, match="workers disagree, in rank order they called: mean of .12. bytes"):
             call([torch.zeros(size if rank else 3)])
 
@@ -199,7 +199,7 @@ def test_run_workers_raises_the_first_error_and_lets_nobody_wait():
     def worker(rank, transport):
         if rank == 1:
             raise ValueError("the cause")
-        transport.quorum(0).gather([torch.zeros(3)])  # would wait for ever
+        transport.quorum(0).all_gather([torch.zeros(3)])  # would wait for ever
 
     with pytest.raises(ValueError, match="the cause"):
         run(LocalWorld(3), worker)
@@ -211,7 +211,7 @@ def test_run_workers_is_bounded():
     def worker(rank, transport):
         if rank == 0:
             time.sleep(3)
-        transport.quorum(0).gather([torch.zeros(3)])
+        transport.quorum(0).all_gather([torch.zeros(3)])
 
     with pytest.raises(TransportError, match="workers 0, 1 still ran after 0.3 s"):
         run_workers(LocalWorld(2), worker, timeout_seconds=0.3)
@@ -221,6 +221,6 @@ def test_run_workers_is_bounded():
 def test_bytes_and_time_cost_nothing_alone():
     transport = Local(LocalWorld(1, MBIT, 1.0), 0)
     peers = transport.quorum(0)
-    peers.mean([torch.ones(100)])
+    peers.all_reduce_mean([torch.ones(100)])
     assert transport.commit(peers, True)
     assert (transport.now(), peers.sent_bytes, peers.received_bytes) == (0.0, 0, 0)

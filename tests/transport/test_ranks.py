@@ -28,7 +28,7 @@ def results(ended):
 def test_ranks_of_six():
     ranks = Ranks(size=6, per_worker=2)
     assert [list(ranks.peers_of(rank)) for rank in (0, 3)] == [[0, 2, 4], [1, 3, 5]]
-    assert [list(ranks.inside(rank)) for rank in (0, 3)] == [[0, 1], [2, 3]]
+    assert [list(ranks.of_worker(rank)) for rank in (0, 3)] == [[0, 1], [2, 3]]
     assert ranks.name(3, "x") == "worker 1 (rank 3, host x)"
     assert Ranks(size=6).name(3, "x") == "worker 3 (host x)"
     assert list(Ranks(size=3).peers_of(2)) == [0, 1, 2]

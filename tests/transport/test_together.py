@@ -9,7 +9,7 @@ from isthmus.transport.base import Drift, RankLost, TransportError
 from isthmus.transport.elastic import together
 from isthmus.transport.elastic.membership import Meeting
 from isthmus.transport.elastic.together import End
-from isthmus.transport.inside import Inside
+from isthmus.transport.worker_group import GlooWorkerGroup
 
 MEETING = Meeting("m", {"w0": {"version": 1}})
 
@@ -21,7 +21,7 @@ class Threads:
         self.size, self.values, self.barrier = size, [None] * size, threading.Barrier(size)
 
     def each(self, call):
-        """What `call(inside)` returns or raises, by rank."""
+        """What `call(worker_group)` returns or raises, by rank."""
 
         def run(rank):
             try:
@@ -33,12 +33,12 @@ class Threads:
             return list(pool.map(run, range(self.size)))
 
 
-class _Rank(Inside):
+class _Rank(GlooWorkerGroup):
     def __init__(self, threads, rank):
         super().__init__(rank, threads.size)
         self.threads = threads
 
-    def share(self, value):
+    def all_gather_object(self, value):
         self.threads.values[self.rank] = value
         self.threads.barrier.wait(10)
         values = list(self.threads.values)
@@ -69,7 +69,9 @@ class Engine:
 
 def test_the_first_rank_meets_and_shows_where_all_of_them_are():
     engines = [Engine("here"), Engine("there"), Engine(fails=True)]
-    meetings = Threads(3).each(lambda inside: together.meet(inside, engines[inside.rank], {"version": 1}, 1))
+    meetings = Threads(3).each(
+        lambda worker_group: together.meet(worker_group, engines[worker_group.rank], {"version": 1}, 1)
+    )
     assert meetings == [MEETING] * 3
     assert engines[0].shown == {"version": 1, "contacts": ["here", "there", ""]}
     assert engines[1].shown is None
@@ -77,14 +79,14 @@ def test_the_first_rank_meets_and_shows_where_all_of_them_are():
 
 def test_where_the_first_rank_finds_nobody_all_know_why():
     engines = [Engine(fails=True), Engine()]
-    problems = Threads(2).each(lambda inside: together.meet(inside, engines[inside.rank], {}, 1))
+    problems = Threads(2).each(lambda worker_group: together.meet(worker_group, engines[worker_group.rank], {}, 1))
     assert problems == [(TransportError, "the lighthouse is gone")] * 2
 
 
 def test_a_sync_is_left_by_all_ranks_where_one_cannot_connect():
     engines = [Engine(), Engine(fails=True)]
     problems = Threads(2).each(
-        lambda inside: together.gather_around(inside, engines[inside.rank], MEETING, ["w0"], [1.0])
+        lambda worker_group: together.gather_around(worker_group, engines[worker_group.rank], MEETING, ["w0"], [1.0])
     )
     assert problems == [(TransportError, "worker w1 did not come")] * 2
     assert all(engine.parted for engine in engines), "those they wait for must not wait for them"
@@ -92,8 +94,10 @@ def test_a_sync_is_left_by_all_ranks_where_one_cannot_connect():
 
 def test_peers_know_the_ranks_of_their_worker():
     engines = [Engine(), Engine()]
-    peers = Threads(2).each(lambda inside: together.gather_around(inside, engines[inside.rank], MEETING, ["w0"], [1.0]))
-    assert [each.inside.rank for each in peers] == [0, 1]
+    peers = Threads(2).each(
+        lambda worker_group: together.gather_around(worker_group, engines[worker_group.rank], MEETING, ["w0"], [1.0])
+    )
+    assert [each.worker_group.rank for each in peers] == [0, 1]
     assert not any(engine.parted for engine in engines)
 
 
@@ -117,8 +121,8 @@ def test_what_one_rank_sees_of_a_vote_holds_for_all(monkeypatch, seen, end):
 
     monkeypatch.setattr(together, "vote_at_one_place", at_one_place)
 
-    def vote(inside):
-        return together.vote(inside, type("Peers", (), {"place": inside.rank, "rank": 1})(), True, b"")
+    def vote(worker_group):
+        return together.vote(worker_group, type("Peers", (), {"place": worker_group.rank, "rank": 1})(), True, b"")
 
     assert Threads(2).each(vote) == [end] * 2
 
@@ -129,7 +133,7 @@ def test_a_lost_rank_is_no_vote(monkeypatch):
 
     monkeypatch.setattr(together, "vote_at_one_place", at_one_place)
     with pytest.raises(RankLost):
-        together.vote(Inside(), None, True, b"")
+        together.vote(GlooWorkerGroup(), None, True, b"")
 
 
 def fetched(parts, monkeypatch):
@@ -142,7 +146,7 @@ def fetched(parts, monkeypatch):
         return type("Fetched", (), {"state": part})()
 
     monkeypatch.setattr(together, "fetch", fetch)
-    return Threads(len(parts)).each(lambda inside: together.fetch_parts(inside, [inside.rank]))
+    return Threads(len(parts)).each(lambda worker_group: together.fetch_parts(worker_group, [worker_group.rank]))
 
 
 def test_parts_of_one_state_are_taken_over_at_the_step_of_the_last_one_asked(monkeypatch):

@@ -124,7 +124,7 @@ def test_a_worker_alone_needs_no_launcher():
     transport.join(None)
     peers = transport.quorum(0)
     assert (peers.rank, peers.size, peers.weights) == (0, 1, [1.0])
-    assert peers.mean([torch.ones(3)])[0].tolist() == [1.0] * 3
+    assert peers.all_reduce_mean([torch.ones(3)])[0].tolist() == [1.0] * 3
     assert transport.commit(peers, True, b"12345678")
     assert not torch.distributed.is_initialized()
     transport.leave()

@@ -147,7 +147,7 @@ def test_a_worker_alone(worker):
     meeting = a.meet({"version": 3, "contacts": [a.contact]}, 5)
     assert meeting.cards["a"]["version"] == 3
     peers = a.gather_around(meeting, ["a"], [1.0])
-    assert peers.mean([torch.ones(2)])[0].tolist() == [1.0, 1.0]
+    assert peers.all_reduce_mean([torch.ones(2)])[0].tolist() == [1.0, 1.0]
 
 
 def test_a_group_is_kept_while_its_members_are_the_same(worker):
@@ -156,7 +156,7 @@ def test_a_group_is_kept_while_its_members_are_the_same(worker):
     for members in [(a, b, c), (a, b, c), (a, c), (a, b, c)]:
         meeting = meet(a, b, c)[0]
         peers = gather(meeting, *members)
-        means = together(*(lambda p=p: p.mean([torch.tensor([float(p.rank)])])[0].item() for p in peers))
+        means = together(*(lambda p=p: p.all_reduce_mean([torch.tensor([float(p.rank)])])[0].item() for p in peers))
         assert means == [(len(members) - 1) / 2] * len(members)
         groups.append(a._group)
     assert groups[0] is groups[1]
@@ -167,7 +167,7 @@ def test_weights_of_a_meeting(worker):
     a, b = worker("a"), worker("b")
     peers = gather(meet(a, b)[0], a, b, weights=[0.0, 1.0])
     values = [torch.tensor([float("nan")]), torch.tensor([5.0])]
-    means = together(*(lambda p=p, v=v: p.mean([v])[0].item() for p, v in zip(peers, values, strict=True)))
+    means = together(*(lambda p=p, v=v: p.all_reduce_mean([v])[0].item() for p, v in zip(peers, values, strict=True)))
     assert means == [5.0, 5.0]
 
 
@@ -227,7 +227,7 @@ def test_what_is_stuck_is_freed_when_it_has_timed_out(worker):
     peers = gather(meet(a, b)[0], a, b)[0]
     start = time.monotonic()
     with pytest.raises(TransportError, match="worker b did not come, though alive"):
-        peers.mean([torch.zeros(10)])
+        peers.all_reduce_mean([torch.zeros(10)])
     assert len(a._leftovers) == 1
     a._leftovers.free()
     assert len(a._leftovers) == 1, "freeing it now would block"
@@ -235,7 +235,7 @@ def test_what_is_stuck_is_freed_when_it_has_timed_out(worker):
         a._leftovers.free()
     assert 1.9 < time.monotonic() - start < 6
     one, other = gather(meet(a, b)[0], a, b)
-    assert together(lambda: one.gather([]), lambda: other.gather([])) == [[[], []]] * 2
+    assert together(lambda: one.all_gather([]), lambda: other.all_gather([])) == [[[], []]] * 2
 
 
 def test_twenty_failed_syncs_leave_nothing_behind(worker):
@@ -246,7 +246,7 @@ def test_twenty_failed_syncs_leave_nothing_behind(worker):
         peers = gather(meet(a, b)[0], a, b)[0]
         b.leave()
         with pytest.raises(TransportError, match="worker b"):
-            peers.mean([torch.zeros(10)])
+            peers.all_reduce_mean([torch.zeros(10)])
         counts.append((len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))))
     assert max(counts[10:]) <= max(counts[:10])
 
@@ -320,7 +320,7 @@ def test_a_lighthouse_that_dies_and_returns():
             met_again = []  # one came before the lighthouse had heard of the other
     assert met_again[0] == met_again[1]
     peers = gather(met_again[0], a, b)
-    means = together(*(lambda p=p: p.mean([torch.tensor([float(p.rank)])])[0].item() for p in peers))
+    means = together(*(lambda p=p: p.all_reduce_mean([torch.tensor([float(p.rank)])])[0].item() for p in peers))
     assert means == [0.5, 0.5]
     a.leave(), b.leave()
     process.send_signal(signal.SIGINT)

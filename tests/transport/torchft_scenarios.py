@@ -72,7 +72,7 @@ def lose_a_worker(rank, victim, how, lighthouse, budget, folder):
             gathered = time.monotonic()
             if rank == victim and syncs == 2 and not refused:
                 lose_oneself(how, folder)
-            peers.mean([torch.zeros(2_000_000)])
+            peers.all_reduce_mean([torch.zeros(2_000_000)])
             agreed = vote(peers, peers.size == 3 and refused, b"")
             syncs += 1
             log.append(["sync", list(meeting.cards), met - start, gathered - met])
@@ -118,7 +118,7 @@ def die_while_waiting(rank, lighthouse, folder):
         pid = int((Path(folder) / "pid").read_text())
         wait_for(lambda: not alive(pid))
     meeting = membership.meet({"contacts": [membership.contact]}, 20)
-    value = everybody(membership, meeting).mean([torch.tensor([float(rank)])])[0].item()
+    value = everybody(membership, meeting).all_reduce_mean([torch.tensor([float(rank)])])[0].item()
     membership.leave()
     return list(meeting.cards), value
 

@@ -48,8 +48,8 @@ def check_membership(transport, rank, size):
 def check_mean_equals_naive_and_is_bitwise_equal_everywhere(transport, rank, size):
     peers = transport.quorum(1)
     own = inputs(rank)
-    mean = peers.mean(own)
-    everywhere = peers.gather(mean)
+    mean = peers.all_reduce_mean(own)
+    everywhere = peers.all_gather(mean)
     torch.testing.assert_close(mean, [t.float() for t in naive_mean([inputs(r) for r in range(size)], peers.weights)])
     assert all(all_equal(mean, other) for other in everywhere)
     assert all_equal(own, inputs(rank)), "inputs must not change"
@@ -57,8 +57,8 @@ def check_mean_equals_naive_and_is_bitwise_equal_everywhere(transport, rank, siz
 
 def check_large_mean_is_bitwise_equal_everywhere(transport, rank, size):
     peers = transport.quorum(2)
-    mean = peers.mean([torch.randn(300_007, generator=torch.Generator().manual_seed(rank))])
-    assert all(all_equal(mean, other) for other in peers.gather(mean))
+    mean = peers.all_reduce_mean([torch.randn(300_007, generator=torch.Generator().manual_seed(rank))])
+    assert all(all_equal(mean, other) for other in peers.all_gather(mean))
 
 
 def check_identity_20_weights_and_zero_weight_is_excluded(transport, rank, size):
@@ -66,7 +66,7 @@ def check_identity_20_weights_and_zero_weight_is_excluded(transport, rank, size)
     total = sum(range(size)) or 1
     peers.weights = [r / total for r in range(size)] if size > 1 else [1.0]
     own = [torch.full((5,), float("nan"))] if size > 1 and rank == 0 else [torch.full((5,), float(rank))]
-    mean = peers.mean(own)
+    mean = peers.all_reduce_mean(own)
     expected = sum(w * r for r, w in enumerate(peers.weights))
     torch.testing.assert_close(mean, [torch.full((5,), expected)])
 
@@ -74,17 +74,17 @@ def check_identity_20_weights_and_zero_weight_is_excluded(transport, rank, size)
 def check_mean_refuses_other_dtypes(transport, rank, size):
     peers = transport.quorum(4)
     with pytest.raises(TypeError, match="float32"):
-        peers.mean([torch.zeros(3, dtype=torch.float16)])
+        peers.all_reduce_mean([torch.zeros(3, dtype=torch.float16)])
 
 
 def check_gather(transport, rank, size):
-    gathered = transport.quorum(5).gather(messages(rank))
+    gathered = transport.quorum(5).all_gather(messages(rank))
     assert len(gathered) == size
     assert all(all_equal(gathered[r], messages(r)) for r in range(size))
 
 
 def check_exchange(transport, rank, size):
-    received = transport.quorum(6).exchange([part(rank, r) for r in range(size)])
+    received = transport.quorum(6).all_to_all([part(rank, r) for r in range(size)])
     assert len(received) == size
     assert all(all_equal(received[r], part(r, rank)) for r in range(size))
 
@@ -92,7 +92,12 @@ def check_exchange(transport, rank, size):
 def check_empty_tensors(transport, rank, size):
     peers = transport.quorum(7)
     empty = [torch.zeros(0, 3), torch.zeros(0)]
-    results = [peers.mean([]), peers.mean(empty), peers.gather(empty), peers.exchange([empty] * size)]
+    results = [
+        peers.all_reduce_mean([]),
+        peers.all_reduce_mean(empty),
+        peers.all_gather(empty),
+        peers.all_to_all([empty] * size),
+    ]
     assert results[0] == []
     assert all_equal(results[1], empty)
     assert all(all_equal(other, empty) for result in results[2:] for other in result)
@@ -102,9 +107,9 @@ def check_empty_tensors(transport, rank, size):
 def check_identity_35_bytes(transport, rank, size):
     peers, counted = transport.quorum(8), []
     for call in (
-        lambda: peers.mean([torch.zeros(30), torch.zeros(2, 3)]),  # 36 values: divisible by 1, 2, 3 and 4
-        lambda: peers.gather([torch.zeros(5), torch.zeros(3, dtype=torch.uint8)]),
-        lambda: peers.exchange([part(rank, r) for r in range(size)]),
+        lambda: peers.all_reduce_mean([torch.zeros(30), torch.zeros(2, 3)]),  # 36 values: divisible by 1, 2, 3 and 4
+        lambda: peers.all_gather([torch.zeros(5), torch.zeros(3, dtype=torch.uint8)]),
+        lambda: peers.all_to_all([part(rank, r) for r in range(size)]),
     ):
         sent, received = peers.sent_bytes, peers.received_bytes
         call()
@@ -117,10 +122,10 @@ def check_identity_35_bytes(transport, rank, size):
 
 def check_results_belong_to_the_caller(transport, rank, size):
     peers = transport.quorum(9)
-    mean, gathered = peers.mean([torch.ones(4)]), peers.gather([torch.ones(4)])
+    mean, gathered = peers.all_reduce_mean([torch.ones(4)]), peers.all_gather([torch.ones(4)])
     for tensors in (mean, *gathered):
         tensors[0].mul_(rank + 2)
-    peers.gather([torch.ones(1)])  # everybody has written
+    peers.all_gather([torch.ones(1)])  # everybody has written
     for tensors in (mean, *gathered):
         torch.testing.assert_close(tensors[0], torch.full((4,), rank + 2.0))
 
@@ -152,7 +157,7 @@ def check_drift_of_a_zero_weight_worker_is_ignored(transport, rank, size):
 
 def check_clock(transport, rank, size):
     before = transport.now()
-    transport.quorum(31).gather([torch.zeros(3)])
+    transport.quorum(31).all_gather([torch.zeros(3)])
     assert transport.now() >= before
     transport.wait_until(before)
     assert transport.now() >= before

@@ -34,7 +34,7 @@ def two_runs_in_one_process(rank):
     for run in range(2):
         transport = TorchDist(sync_budget_seconds=20)
         transport.join(None)
-        means.append(transport.quorum(0).mean([torch.tensor([float(rank + run)])])[0].item())
+        means.append(transport.quorum(0).all_reduce_mean([torch.tensor([float(rank + run)])])[0].item())
         transport.leave()
     return means
 
@@ -62,11 +62,11 @@ def lose_a_worker(rank, victim, how, budget):
     try:
         while True:
             start = time.monotonic()
-            peers.mean([values])
+            peers.all_reduce_mean([values])
     except PeerLost as error:
         lost.update(seconds=time.monotonic() - start, ranks=error.ranks, message=str(error))
     try:
-        transport.quorum(8).mean([values])
+        transport.quorum(8).all_reduce_mean([values])
     except PeerLost as error:
         lost["again"] = error.ranks
     lost["ended_at"] = time.monotonic()
@@ -88,7 +88,7 @@ def pause(rank, budget, seconds):
         os._exit(0)
     start = time.monotonic()
     for _ in range(10):
-        peers.mean([torch.zeros(100_000)])
+        peers.all_reduce_mean([torch.zeros(100_000)])
         time.sleep(0.1)
     paused = time.monotonic() - start > seconds
     transport.leave()
@@ -100,12 +100,12 @@ def come_late(rank, budget):
     transport = TorchDist(budget)
     transport.join(None)
     peers = transport.quorum(0)
-    peers.mean([torch.zeros(1)])
+    peers.all_reduce_mean([torch.zeros(1)])
     if rank == 1:
         time.sleep(budget * 1.5)
         return None
     try:
-        peers.mean([torch.zeros(1)])
+        peers.all_reduce_mean([torch.zeros(1)])
     except PeerLost as error:
         return {"ranks": error.ranks, "message": str(error)}
 
@@ -115,12 +115,12 @@ def leave_early(rank, budget):
     transport = TorchDist(budget)
     transport.join(None)
     peers = transport.quorum(0)
-    peers.mean([torch.zeros(1)])
+    peers.all_reduce_mean([torch.zeros(1)])
     if rank == 1:
         transport.leave()
         return None
     try:
-        peers.mean([torch.zeros(1)])
+        peers.all_reduce_mean([torch.zeros(1)])
     except PeerLost as error:
         return {"ranks": error.ranks, "message": str(error)}
 
@@ -132,7 +132,9 @@ def overlap_with_training(rank):
     sums = []
     peers = transport.quorum(0)
     thread = threading.Thread(
-        target=lambda: sums.extend(peers.mean([torch.full((100_000,), float(rank))])[0][0].item() for _ in range(20))
+        target=lambda: sums.extend(
+            peers.all_reduce_mean([torch.full((100_000,), float(rank))])[0][0].item() for _ in range(20)
+        )
     )
     thread.start()
     inner = torch.ones(1)
@@ -156,7 +158,7 @@ def call_after_leaving(rank):
     peers = transport.quorum(0)
     transport.leave()
     try:
-        peers.mean([torch.zeros(1)])
+        peers.all_reduce_mean([torch.zeros(1)])
     except TransportError as error:
         return str(error)
 
@@ -164,6 +166,6 @@ def call_after_leaving(rank):
 if __name__ == "__main__":  # a worker under torchrun
     transport = TorchDist(20)
     transport.join(None)
-    mean = transport.quorum(0).mean([torch.tensor([float(transport.rank)])])[0].item()
+    mean = transport.quorum(0).all_reduce_mean([torch.tensor([float(transport.rank)])])[0].item()
     Path(sys.argv[1], str(transport.rank)).write_text(str(mean))
     transport.leave()

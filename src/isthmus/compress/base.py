@@ -29,7 +29,7 @@ class Compressor(Protocol):
         """Whether every peer gets the same mean, bit for bit."""
         ...
 
-    def effort(self, state: State) -> float:
+    def message_fraction(self, state: State) -> float:
         """What the last message took of the largest that this compressor sends, in (0, 1], alike on all peers."""
         ...
 
@@ -110,7 +110,7 @@ class Codec:
         """Bytes of one encoded message of tensors with these shapes."""
         return self.num_rows(like) * self.row_bytes
 
-    def effort(self, state: State) -> float:
+    def message_fraction(self, state: State) -> float:
         """All messages are of one size."""
         return 1.0
 
@@ -120,7 +120,7 @@ class Codec:
         generator = self._generator(state, peers, rows.device)
         own = self.encode(rows, generator)
         if gathers(self, peers.size):
-            received = peers.gather([own])
+            received = peers.all_gather([own])
             mean = self._weighted_mean(received, peers.weights)
             residual = self.decode(own).neg_().add_(rows)
         else:
@@ -139,7 +139,7 @@ class Codec:
         Returns the parts that came here, the mean and the residual.
         """
         sizes = part_sizes(len(rows), peers.weights)
-        received = peers.exchange([[part] for part in own.split_with_sizes(sizes)])
+        received = peers.all_to_all([[part] for part in own.split_with_sizes(sizes)])
         part_mean = self._weighted_mean(received, peers.weights)
         encoded = self.encode(part_mean, generator)
         residual = self.decode(own).neg_().add_(rows)
@@ -156,7 +156,7 @@ class Codec:
         """
         messages = zip(received, peers.weights, strict=True)
         seen = [weight > 0 and not is_finite(self.decode(message)) for (message,), weight in messages]
-        everybody = peers.gather([torch.tensor(seen, dtype=torch.uint8)])
+        everybody = peers.all_gather([torch.tensor(seen, dtype=torch.uint8)])
         faulty = torch.stack([theirs for (theirs,) in everybody]).amax(0)
         if faulty.any():
             raise NotFinite(faulty.nonzero().flatten().tolist())
@@ -197,7 +197,7 @@ def gather_parts(encoded: torch.Tensor, sizes: list[int], peers: Peers) -> torch
     """Everybody's part [sizes[rank], row_bytes], joined in rank order: the second of two shots."""
     padded = encoded.new_zeros(max(sizes), encoded.shape[1])  # gather needs equal shapes
     padded[: len(encoded)] = encoded
-    return torch.cat([part[:size] for (part,), size in zip(peers.gather([padded]), sizes, strict=True)])
+    return torch.cat([part[:size] for (part,), size in zip(peers.all_gather([padded]), sizes, strict=True)])
 
 
 def slices(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -45,5 +45,5 @@ class Cast(Codec):
         """Mean and residual; float32 is lossless and takes the transport's own all-reduce."""
         if self.format != "float32":
             return super().average(local, state, peers)
-        mean = peers.mean([tensor.float() for tensor in local])
+        mean = peers.all_reduce_mean([tensor.float() for tensor in local])
         return mean, [torch.zeros((), device=tensor.device).expand(tensor.shape) for tensor in local]

@@ -29,9 +29,9 @@ class ErrorFeedback:
         """That of the compressor inside."""
         return self.compressor.replicated
 
-    def effort(self, state: State) -> float:
+    def message_fraction(self, state: State) -> float:
         """That of the compressor inside."""
-        return self.compressor.effort(state.get("compressor", {}))
+        return self.compressor.message_fraction(state.get("compressor", {}))
 
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
         """Mean of the messages, and what of `local` is not in this worker's own: see `Compressor.average`.

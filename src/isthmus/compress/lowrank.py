@@ -56,7 +56,7 @@ class LowRank:
         """Whether both compressors inside are."""
         return self.factors.replicated and self.bypass.replicated
 
-    def effort(self, state: State) -> float:
+    def message_fraction(self, state: State) -> float:
         """The last sync's rank, over the largest."""
         rank: int = state.get("rank", self.rank)
         return rank / self.rank
@@ -79,7 +79,7 @@ class LowRank:
         """The rank of this sync."""
         seen: list[float] = state.get("effective_ranks", [])
         own = torch.tensor([sum(seen) / len(seen) if seen else math.nan], dtype=torch.float64)
-        everybody = zip(peers.gather([own]), peers.weights, strict=True)
+        everybody = zip(peers.all_gather([own]), peers.weights, strict=True)
         known = [float(mean) for (mean,), weight in everybody if weight > 0 and mean.isfinite()]
         wanted = _HEADROOM * median_low(known) if known else self.rank
         return max(1, min(self.rank, math.ceil(wanted - _ROUNDING)))

@@ -37,9 +37,9 @@ class SharedMomentum:
         """False: every worker's result holds its own pseudo-gradient."""
         return False
 
-    def effort(self, state: State) -> float:
+    def message_fraction(self, state: State) -> float:
         """That of the compressor inside."""
-        return self.compressor.effort(state.get("compressor", {}))
+        return self.compressor.message_fraction(state.get("compressor", {}))
 
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
         """This worker's outer gradient, and a residual of zero: the momentum remembers what was not sent."""

@@ -43,7 +43,7 @@ class RobustMean:
                 "error_feedback goes around the robust mean, sparse and low-rank messages cannot be combined robustly"
             )
 
-    def effort(self, state: State) -> float:
+    def message_fraction(self, state: State) -> float:
         """All messages are of one size."""
         return 1.0
 
@@ -57,7 +57,7 @@ class RobustMean:
         generator = self.codec._generator(state, peers, rows.device)
         own = self.codec.encode(rows, generator)
         sizes = part_sizes(len(rows), peers.weights)
-        received = peers.exchange([[part] for part in own.split_with_sizes(sizes)])
+        received = peers.all_to_all([[part] for part in own.split_with_sizes(sizes)])
         weighted = [rank for rank in range(peers.size) if peers.weights[rank] > 0]
         messages = [self.codec.decode(received[rank][0]) for rank in weighted]
         norms = _add_up([torch.linalg.vector_norm(message) for message in messages], peers)
@@ -183,7 +183,7 @@ def _add_up(norms: Tensors, peers: Peers) -> torch.Tensor:
     Infinite or NaN where a vector is not finite, or too long to be squared in float32.
     """
     own = torch.stack(norms).double().square().cpu()
-    return torch.stack([theirs for (theirs,) in peers.gather([own])]).sum(0).sqrt()
+    return torch.stack([theirs for (theirs,) in peers.all_gather([own])]).sum(0).sqrt()
 
 
 def _clip_scales(norms: torch.Tensor, factor: float) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from isthmus.core.fragment import BufferRule, Fragment, buffer_rules, split_balanced, split_strided, split_whole
 from isthmus.core.registry import Registry, nearest
 from isthmus.core.schedule import SyncSchedule
-from isthmus.core.types import Peers, State, SyncReport, Tensors, UserError
+from isthmus.core.types import Peers, State, SyncReport, Tensors, UserError, WorkerGroup
 
 SPLITS = Registry(
     "split",
@@ -25,6 +25,7 @@ __all__ = [
     "SyncSchedule",
     "Tensors",
     "UserError",
+    "WorkerGroup",
     "buffer_rules",
     "nearest",
     "split_balanced",

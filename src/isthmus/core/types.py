@@ -15,6 +15,29 @@ class UserError(Exception):
     """Something the user can mend. The message is one line: what is wrong and what to do."""
 
 
+class WorkerGroup(Protocol):
+    """The process group of one worker's own ranks, which make the same calls in the same order."""
+
+    rank: int  # of this process in its worker
+    size: int  # ranks of the worker
+
+    def all_gather(self, tensors: Tensors) -> list[Tensors]:
+        """Return the tensors of all ranks in rank order; shapes and dtypes must be equal."""
+        ...
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return the values of all ranks in rank order: whatever JSON can hold."""
+        ...
+
+    def check(self) -> None:
+        """Raise `isthmus.transport.base.RankLost` where a rank of this worker is gone."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the other ranks."""
+        ...
+
+
 class Peers(Protocol):
     """The workers of one sync, seen from this rank. Every call blocks until all of them made it.
 
@@ -28,25 +51,22 @@ class Peers(Protocol):
     weights: list[float]  # each worker's share, summing to 1; 0 for one that has just joined
     sent_bytes: int
     received_bytes: int
+    worker_group: WorkerGroup  # the ranks of this very worker
 
-    def mean(self, tensors: Tensors) -> Tensors:
+    def all_reduce_mean(self, tensors: Tensors) -> Tensors:
         """Weighted mean of everybody's float32 tensors (dense all-reduce), the same bits on every peer."""
         ...
 
-    def gather(self, tensors: Tensors) -> list[Tensors]:
+    def all_gather(self, tensors: Tensors) -> list[Tensors]:
         """Everybody's tensors in rank order; shapes and dtypes must be equal on all peers."""
         ...
 
-    def exchange(self, parts: list[Tensors]) -> list[Tensors]:
+    def all_to_all(self, parts: list[Tensors]) -> list[Tensors]:
         """All-to-all: part i goes to rank i; returns the part every rank sent to this one, in rank order.
 
         All parts that go to one rank have equal shapes and dtypes on all senders: what arrives looks
         like this rank's own `parts[rank]`.
         """
-        ...
-
-    def gather_inside(self, tensors: Tensors) -> list[Tensors]:
-        """Those of all ranks of this worker, in rank order; shapes and dtypes must be equal. Only its own if alone."""
         ...
 
 
@@ -64,6 +84,6 @@ class SyncReport:
     hidden_seconds: float  # the part of it during which this worker went on training
     norm: float  # Euclidean norm of the mean pseudo-gradient, over all ranks of a worker; nan when refused
     cosine: float  # between the mean and this worker's own pseudo-gradient; nan when refused
-    effort: float = 1.0  # what the messages took of the largest that the compressor sends; the next round is as short
+    message_fraction: float = 1.0  # size of the messages over that of the largest the compressor sends, in (0, 1]
     reason: str = ""  # why it was refused; empty when committed
     left_out: dict[int, str] = field(default_factory=dict)  # rank among the peers: why its contribution was not used

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from isthmus.core.fragment import Fragment
-from isthmus.transport.inside import Inside
+from isthmus.core.types import WorkerGroup
 from isthmus.transport.peers import hash_of_worker
 
 
@@ -27,9 +27,11 @@ def fingerprint(tensors: Iterable[torch.Tensor]) -> bytes:
     return digest.digest()
 
 
-def worker_fingerprint(fragments: list[Fragment], inside: Inside) -> bytes:
+def worker_fingerprint(fragments: list[Fragment], worker_group: WorkerGroup) -> bytes:
     """8 bytes of the anchors on all ranks of this worker, which make the call together."""
-    return hash_of_worker([bytes.fromhex(theirs) for theirs in inside.share(fingerprint(anchors(fragments)).hex())])
+    return hash_of_worker(
+        [bytes.fromhex(theirs) for theirs in worker_group.all_gather_object(fingerprint(anchors(fragments)).hex())]
+    )
 
 
 @contextmanager

@@ -59,9 +59,14 @@ def _copy_state(loop: OuterLoop) -> State:
         outcome = sync.outcome.result() if sync.outcome and sync.outcome.done() else None
         hand_over(outcome.mean if outcome else [])
         mean = [tensor.clone() for tensor in outcome.mean] if outcome else []
-        effort = outcome.report.effort if outcome else loop.rounds.effort
+        message_fraction = outcome.report.message_fraction if outcome else loop.rounds.message_fraction
         latest = copy.deepcopy(outcome.transport) if outcome else latest
-        known = {"known": outcome is not None, "committed": bool(mean), "mean": mean, "effort": effort}
+        known = {
+            "known": outcome is not None,
+            "committed": bool(mean),
+            "mean": mean,
+            "message_fraction": message_fraction,
+        }
         known["buffers"] = [tensor.clone() for tensor in outcome.buffers] if outcome else []
         in_flight.append({"fragment": sync.fragment, "outer_step": sync.outer_step, "transport": latest} | known)
     state = {
@@ -97,9 +102,9 @@ def adopt(loop: OuterLoop, state: State) -> list[Sync]:
     """
     loop.transport.load_state_dict(state["transport"])
     loop.transport_state = state["finished"]
-    rider, in_flight = loop.transport.rider, loop.in_flight.values()
+    replicated_state, in_flight = loop.transport.replicated_state, loop.in_flight.values()
     contributed = any(loop.transport.contributed_to(sync.outer_step) for sync in in_flight)
-    keeps = rider is None or rider.settle(contributed)
+    keeps = replicated_state is None or replicated_state.reconcile(contributed)
     progress = [loop.offload.put(_progress(loop, i) if keeps else zeros(f)) for i, f in enumerate(loop.fragments)]
     loop.stage = state["stage"]
     loop.inner_steps, loop.outer_steps = state["inner_steps"], state["outer_steps"]
@@ -124,7 +129,7 @@ def adopt(loop: OuterLoop, state: State) -> list[Sync]:
         sync = Sync(saved["fragment"], nothing, detached=False, buffers=buffers, outer_step=saved["outer_step"])
         if saved["known"]:
             mean = saved["mean"] if saved["committed"] else []
-            parts = (mean, 0.0, saved["transport"], loop.transport.now(), sync.outer_step, saved["effort"])
+            parts = (mean, 0.0, saved["transport"], loop.transport.now(), sync.outer_step, saved["message_fraction"])
             outcome = Outcome.without_own(fragment, *parts)
             outcome.buffers = saved["buffers"]
             sync.outcome = arrived(outcome)

@@ -85,8 +85,8 @@ class Guard:
         """
         history: list[float] = state.get("peer_norms", [])
         report = _report(own, version, history)
-        inside = _exchange(replace(report, norm=math.nan) if faulty else report, peers.gather_inside)
-        reports = _exchange(of_worker(inside), peers.gather)
+        of_ranks = _exchange(replace(report, norm=math.nan) if faulty else report, peers.worker_group.all_gather)
+        reports = _exchange(of_worker(of_ranks), peers.all_gather)
         strangers = _strangers(reports)
         if strangers:
             return Screened(own, peers.weights, {}, strangers)
@@ -121,16 +121,16 @@ def judge(reports: list[Report], weights: list[float], max_norm_factor: float) -
     return left_out
 
 
-def of_worker(inside: list[Report]) -> Report:
+def of_worker(of_ranks: list[Report]) -> Report:
     """The report of a whole worker, of those of its ranks."""
-    if len(inside) == 1:
-        return inside[0]
+    if len(of_ranks) == 1:
+        return of_ranks[0]
     return Report(
-        norm=math.hypot(*(report.norm for report in inside)),
-        typical=inside[0].typical,  # all remember the same norms, which were those of whole workers
-        version=inside[0].version if len({report.version for report in inside}) == 1 else _NO_VERSION,
-        num_elements=sum(report.num_elements for report in inside),
-        layout=_hash(str([report.layout for report in inside])),
+        norm=math.hypot(*(report.norm for report in of_ranks)),
+        typical=of_ranks[0].typical,  # all remember the same norms, which were those of whole workers
+        version=of_ranks[0].version if len({report.version for report in of_ranks}) == 1 else _NO_VERSION,
+        num_elements=sum(report.num_elements for report in of_ranks),
+        layout=_hash(str([report.layout for report in of_ranks])),
     )
 
 

@@ -94,8 +94,8 @@ class OuterLoop:
         transport.join(self)
         if self._background.submit(self._compare_anchors).result():
             self._catch_up()
-        elif transport.rider:
-            transport.rider.land()
+        elif transport.replicated_state:
+            transport.replicated_state.apply()
 
     @torch.no_grad()
     def step(self) -> list[SyncReport]:
@@ -174,7 +174,7 @@ class OuterLoop:
         """
         if self.transport.limits.ranks_per_worker == 1:
             return fingerprint(anchors(self.fragments)).hex()
-        job = partial(worker_fingerprint, self.fragments, self.transport.inside)
+        job = partial(worker_fingerprint, self.fragments, self.transport.worker_group)
         return (self._background.submit(job).result() if self._background.close.alive else job()).hex()
 
     def state_dict(self) -> dict[str, Any]:
@@ -186,8 +186,8 @@ class OuterLoop:
         """Go on from a saved state: syncs that were in flight are sent again."""
         self._arrived(sorted(self.in_flight))
         again = restore(self, state_dict)
-        if self.transport.rider:
-            self.transport.rider.land()
+        if self.transport.replicated_state:
+            self.transport.replicated_state.apply()
         for sync in again:
             self._dispatch(sync)
 
@@ -221,8 +221,12 @@ class OuterLoop:
         if before and self.merge.keeps_progress and not before.detached:  # on its way already: do not count it twice
             torch._foreach_sub_(own, self.offload.get(before.own, fragment.device))
         detached = self._delayed and not self.merge.keeps_progress and not self.rounds.warm(self.inner_steps)
-        rider = self.transport.rider if index == len(self.fragments) - 1 else None  # it moves once a round
-        return Sync(index, own, detached, rider.claim() if rider else None, averaged_buffers(fragment))
+        replicated_state = (
+            self.transport.replicated_state if index == len(self.fragments) - 1 else None
+        )  # it moves once a round
+        return Sync(
+            index, own, detached, replicated_state.propose() if replicated_state else None, averaged_buffers(fragment)
+        )
 
     def _send(self, captured: list[Sync]) -> None:
         for sync in captured:
@@ -245,18 +249,18 @@ class OuterLoop:
             fragment, sync = self.fragments[index], self.in_flight.pop(index, None)
             outcome = self._take(sync) if sync else self._empty(fragment)
             self.transport_state = outcome.transport
-            if self.transport.rider and index == len(self.fragments) - 1:
-                self.transport.rider.land()
+            if self.transport.replicated_state and index == len(self.fragments) - 1:
+                self.transport.replicated_state.apply()
             if sync and not outcome.report.committed:
                 refuse(fragment, sync, newer, self.offload)
             else:
-                self.rounds.effort = outcome.report.effort
+                self.rounds.message_fraction = outcome.report.message_fraction
                 parts = (self.merge, self.outer_optimizer, newer, plain, closing, self.offload)
                 apply(fragment, sync, outcome, *parts)
             if sync and sync.left_out:
                 start_over(self.fragments, [*self.in_flight.values(), *captured])
-                if self.transport.rider:
-                    self.transport.rider.rewind()
+                if self.transport.replicated_state:
+                    self.transport.replicated_state.roll_back()
 
     def _arrived(self, indices: list[int]) -> bool:
         """Wait for these fragments' syncs; False when the others had gone on and this worker took over their state."""
@@ -296,8 +300,8 @@ class OuterLoop:
     def _compare_anchors(self) -> bool:
         """Refuse to start from different weights; True when the others have started already."""
         try:
-            rider = self.transport.rider
-            peers = self.transport.quorum(0, rider.claim() if rider else None)
+            replicated_state = self.transport.replicated_state
+            peers = self.transport.quorum(0, replicated_state.propose() if replicated_state else None)
             self.transport.commit(peers, True, fingerprint(anchors(self.fragments)))
         except Behind:
             return True

@@ -17,11 +17,11 @@ class Rounds:
 
     Attributes:
         planned: the schedule as configured; holds until the first change.
-        effort: of the last committed sync: what its messages took of the largest.
+        message_fraction: of the last committed sync: what its messages took of the largest.
     """
 
     planned: SyncSchedule
-    effort: float = 1.0
+    message_fraction: float = 1.0
     schedule: SyncSchedule = field(init=False)  # of the present round
     _offset: int = 0  # of its steps against the run's
 
@@ -49,8 +49,8 @@ class Rounds:
         return self.planned.warm_start_every if self.warm(step) else self.schedule.local_steps
 
     def adapt(self, step: int) -> None:
-        """Where a round begins after `step`: it is as long as the effort is large."""
-        local_steps = max(1, round(self.planned.local_steps * self.effort))
+        """Where a round begins after `step`: it is as long as the message_fraction is large."""
+        local_steps = max(1, round(self.planned.local_steps * self.message_fraction))
         fixed = self.planned.num_fragments > 1 or local_steps == self.schedule.local_steps
         if fixed or self.warm(step) or not self.begins(step):
             return
@@ -65,11 +65,11 @@ class Rounds:
             "local_steps": self.schedule.local_steps,
             "overlap_steps": self.schedule.overlap_steps,
             "offset": self._offset,
-            "effort": self.effort,
+            "message_fraction": self.message_fraction,
         }
 
     def load_state_dict(self, state_dict: State) -> None:
         """Stand where a saved state stands."""
         steps = {name: state_dict[name] for name in ("local_steps", "overlap_steps")}
         self.schedule = replace(self.planned, **steps)
-        self._offset, self.effort = state_dict["offset"], state_dict["effort"]
+        self._offset, self.message_fraction = state_dict["offset"], state_dict["message_fraction"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from isthmus.core.types import State
 from isthmus.outer.sync import Sync, copy_dicts
 
 if TYPE_CHECKING:
     from isthmus.outer.loop import OuterLoop
 
-_OF_SYNC = ("fragment", "own", "detached", "claim", "buffers", "outer_step")
+_OF_SYNC = ("fragment", "own", "detached", "proposal", "buffers", "outer_step")
 
 
 def saved_state(loop: OuterLoop) -> dict[str, Any]:
@@ -36,14 +37,24 @@ def restore(loop: OuterLoop, state: dict[str, Any]) -> list[Sync]:
     loop.inner_steps, loop.outer_steps = state["inner_steps"], state["outer_steps"]
     loop.rounds.load_state_dict(state["rounds"])
     loop.outer_optimizer.load_state_dict(state["outer_optimizer"])
-    loop.transport_state = state["transport"]
+    loop.transport_state = _transport_state(state["transport"])
     loop.transport.load_state_dict(loop.transport_state)
     for fragment, saved in zip(loop.fragments, state["fragments"], strict=True):
         for anchor, value in zip(fragment.anchor, saved["anchor"], strict=True):
             anchor.copy_(value)
         fragment.state, fragment.version = copy_dicts(saved["state"]), saved["version"]
     loop.in_flight = {}
-    syncs = [Sync(**saved) for saved in state["in_flight"]]
+    syncs = [Sync(**_sync_state(saved)) for saved in state["in_flight"]]
     for sync in syncs:
         sync.own = [tensor.to(loop.fragments[sync.fragment].device) for tensor in sync.own]
     return syncs
+
+
+def _transport_state(state: State) -> State:
+    """As version 0.1.0 saved it, under its present names."""
+    return {"replicated_state" if key == "rider" else key: value for key, value in state.items()}
+
+
+def _sync_state(state: State) -> State:
+    """As version 0.1.0 saved it, under its present names."""
+    return {"proposal" if key == "claim" else key: value for key, value in state.items()}

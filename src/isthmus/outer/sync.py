@@ -29,7 +29,7 @@ class Sync:
     fragment: int
     own: Tensors  # this worker's pseudo-gradient, float32
     detached: bool  # the local parameters were reset to the anchor since: they no longer hold `own`
-    claim: Any = None  # of the rider, made with `own`
+    proposal: Any = None  # of the replicated state, made with `own`
     buffers: Tensors = field(default_factory=list)  # float32 copies of those that are averaged
     left_out: bool = False  # nothing of it reached the others, and nothing of it is kept
     outer_step: int = -1  # given when it is sent
@@ -64,12 +64,12 @@ class Outcome:
         transport: State,
         now: float,
         step: int = -1,
-        effort: float = 1.0,
+        message_fraction: float = 1.0,
     ) -> Outcome:
         """Of a sync to which this worker gave nothing: `mean` is what the others agreed on, empty if they refused."""
         nothing = zeros(fragment)
         reason = "" if mean else "refused before this worker came"
-        report = SyncReport(step, fragment.name, bool(mean), 0, 0, 0, 0.0, 0.0, 0.0, 0.0, effort, reason)
+        report = SyncReport(step, fragment.name, bool(mean), 0, 0, 0, 0.0, 0.0, 0.0, 0.0, message_fraction, reason)
         return cls(report, mean, nothing, fragment.state, share, now, transport)
 
 
@@ -119,7 +119,7 @@ class Exchange:
         """Once through quorum, average and commit; the `last` attempt may have counted for the others."""
         undecided = last is not None and last.undecided
         try:
-            peers = self.transport.quorum(sync.outer_step, sync.claim)
+            peers = self.transport.quorum(sync.outer_step, sync.proposal)
         except TransportError as error:
             if self._is_fatal(error):
                 raise
@@ -142,7 +142,7 @@ class Exchange:
             peers.weights, own, left_out, reason = screened.weights, screened.own, screened.left_out, screened.refusal
             if not reason:
                 mean, residual = self.compressor.average(own, state, peers)
-                buffers = peers.mean(sync.buffers) if sync.buffers else []
+                buffers = peers.all_reduce_mean(sync.buffers) if sync.buffers else []
         except NotFinite as error:
             faulty = error.ranks
         except TransportError as error:
@@ -169,7 +169,7 @@ class Exchange:
             message = [mine - rest for mine, rest in zip(own, residual, strict=True)]
         else:
             message = own
-        sent, received, effort = _of_worker(peers, self.compressor.effort(state))
+        sent, received, message_fraction = _of_worker(peers, self.compressor.message_fraction(state))
         end = self.transport.now()
         report = SyncReport(
             outer_step=sync.outer_step,
@@ -182,7 +182,7 @@ class Exchange:
             hidden_seconds=0.0,
             norm=norm if committed else math.nan,
             cosine=cosine if committed else math.nan,
-            effort=effort,
+            message_fraction=message_fraction,
             reason="" if committed else reason or "a peer refused it",
             left_out=left_out,
         )
@@ -237,10 +237,10 @@ def copy_dicts(state: State) -> State:
     return {key: copy_dicts(value) if isinstance(value, dict) else value for key, value in state.items()}
 
 
-def _of_worker(peers: Peers, effort: float) -> tuple[int, int, float]:
-    """Bytes sent and received by all ranks of this worker, and the largest of their efforts."""
-    own = torch.tensor([peers.sent_bytes, peers.received_bytes, effort], dtype=torch.float64)
-    parts = torch.stack([part for (part,) in peers.gather_inside([own])])
+def _of_worker(peers: Peers, message_fraction: float) -> tuple[int, int, float]:
+    """Bytes sent and received by all ranks of this worker, and the largest of their message_fractions."""
+    own = torch.tensor([peers.sent_bytes, peers.received_bytes, message_fraction], dtype=torch.float64)
+    parts = torch.stack([part for (part,) in peers.worker_group.all_gather([own])])
     return int(parts[:, 0].sum()), int(parts[:, 1].sum()), float(parts[:, 2].amax())
 
 
@@ -253,7 +253,7 @@ def _compare(mean: Tensors, own: Tensors, faulty: list[int], peers: Peers) -> tu
         own_squares += float(torch.dot(o, o))
         product += float(torch.dot(m, o))
     bad = [float(rank in faulty) for rank in range(peers.size)]
-    parts = peers.gather_inside([torch.tensor([squares, own_squares, product, *bad], dtype=torch.float64)])
+    parts = peers.worker_group.all_gather([torch.tensor([squares, own_squares, product, *bad], dtype=torch.float64)])
     squares, own_squares, product, *bad = torch.stack([part for (part,) in parts]).sum(0).tolist()
     norm = math.sqrt(squares) if squares >= 0 else math.nan
     cosine = product / max(math.sqrt(squares * own_squares), 1e-30) if math.isfinite(norm) else math.nan

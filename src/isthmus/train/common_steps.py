@@ -45,7 +45,7 @@ def _lost_store() -> Iterator[None]:
 def newest_common(steps: list[int], transport: Transport) -> int | None:
     """The largest step that is in everybody's list; to be called by all ranks, before any sync."""
     peers = transport.quorum(0)
-    for gather in (peers.gather_inside, peers.gather):  # then all ranks of all workers know
+    for gather in (peers.worker_group.all_gather, peers.all_gather):  # then all ranks of all workers know
         own = torch.full((_MOST,), -1, dtype=torch.int64)
         newest = sorted(steps)[-_MOST:]
         own[: len(newest)] = torch.tensor(newest, dtype=torch.int64)

@@ -50,12 +50,12 @@ class ElasticTrainer(Trainer):
     def run(self) -> dict[str, Any]:
         """Train until the run is finished, or this worker is told to leave."""
         self._open_folder()
-        size, transport = self.place.world_size, self.method.transport
+        size, transport = self.process.world_size, self.method.transport
         assert isinstance(transport, Elastic)
         store = HashStore() if size == 1 else open_store()[0]
         seconds = self.config.outer.transport["sync_budget_seconds"]
         try:
-            with Stopping(store, self.place.rank, size, seconds, transport.interrupt) as stopping:
+            with Stopping(store, self.process.rank, size, seconds, transport.interrupt) as stopping:
                 turns = itertools.count(1)  # equal on all ranks; a worker need not take every step
                 while self.method.stage != "finished" and stopping.may_start(next(turns)):
                     if self.method.stage == "training" and self.method.inner_steps < self.config.train.steps:
@@ -72,7 +72,7 @@ class ElasticTrainer(Trainer):
             raise
         finally:
             self.metrics.close()
-        if not finished and self.place.speaks:
+        if not finished and self.process.is_first_rank:
             torchrun = f"ISTHMUS_WORKER={self.worker} torchrun --standalone --nproc-per-node {size} -m isthmus"
             how = torchrun if size > 1 else f"RANK={self.worker} isthmus"
             how += f" train {self.run_dir}/config.yaml --resume"
@@ -87,9 +87,9 @@ class ElasticTrainer(Trainer):
     def _usable_to_all(self) -> list[int]:
         """Steps of which every rank of this worker holds a checkpoint."""
         usable = self.checkpoints.usable()
-        if self.place.world_size == 1:
+        if self.process.world_size == 1:
             return usable
-        lists: list[list[int]] = [[]] * self.place.world_size
+        lists: list[list[int]] = [[]] * self.process.world_size
         dist.all_gather_object(lists, usable)
         return sorted(set[int].intersection(*map(set, lists)))
 
@@ -105,20 +105,20 @@ class ElasticTrainer(Trainer):
         config = self.config
         if config.outer.schedule is None:
             raise UserError(f"{config.outer.recipe} has no outer loop: it needs outer.transport.type torch_dist")
-        name = worker_name(self.place.mesh.num_ranks)
+        name = worker_name(self.process.mesh.num_ranks)
         stream = LeasedStream(corpus.samples(config.train.seed), name, config.inner.batch_size)
         return Leases(stream, config.outer.schedule.local_steps)
 
     def _stream_state(self) -> State:
         """The position in this worker's leases, as the outer loop's state knows them: a sync may be ahead of it."""
-        ledger = Ledger.from_state_dict(self.method.transport_state["rider"])
-        claims = [sync.claim for sync in self.method.in_flight.values() if sync.claim]
-        return self.stream.stream.state_as_of(ledger, [claim["samples"] for claim in claims])
+        ledger = Ledger.from_state_dict(self.method.transport_state["replicated_state"])
+        proposals = [sync.proposal for sync in self.method.in_flight.values() if sync.proposal]
+        return self.stream.stream.state_as_of(ledger, [proposal["samples"] for proposal in proposals])
 
     def _restore_stream(self, state: State) -> None:
         self.stream.stream.load_state_dict(state)
 
     def _build_method(self) -> OuterLoop:
-        method = assemble.build_method(self.config, self.model, rider=self.stream, say=say)
+        method = assemble.build_method(self.config, self.model, replicated_state=self.stream, say=say)
         assert isinstance(method, OuterLoop)
         return method

@@ -13,7 +13,7 @@ _ROUNDS_AHEAD = 3  # the one in flight, the next, and one that is refused
 
 
 class Leases:
-    """A `transport.base.Rider`: the ledger moves on the communication thread, the stream on the training thread.
+    """The data ledger as replicated state: it moves on the communication thread, the stream on the training thread.
 
     Args:
         stream: this worker's.
@@ -40,24 +40,24 @@ class Leases:
         """The next batch; raises `LeasesExhausted` where a commit has to come first."""
         return next(self.stream)
 
-    def claim(self) -> dict[str, int]:
+    def propose(self) -> dict[str, int]:
         """What was read, and what is wanted."""
         self._rebase()
         return self.stream.claim(self._batches_ahead)
 
-    def check(self, worker: str, claim: Any) -> str:
+    def check(self, worker: str, proposal: Any) -> str:
         """See `Ledger.check`."""
-        return self.ledger.check(worker, claim)
+        return self.ledger.check(worker, proposal)
 
-    def gain(self, worker: str, claim: Any) -> int:
+    def gain(self, worker: str, proposal: Any) -> int:
         """See `Ledger.gain`."""
-        return self.ledger.gain(worker, claim)
+        return self.ledger.gain(worker, proposal)
 
-    def commit(self, claims: dict[str, Any], contributors: list[str]) -> None:
+    def commit(self, proposals: dict[str, Any], contributors: list[str]) -> None:
         """See `Ledger.commit`."""
-        self.ledger = self.ledger.commit(claims, contributors)
+        self.ledger = self.ledger.commit(proposals, contributors)
 
-    def land(self) -> None:
+    def apply(self) -> None:
         """Go by the ledger as it is now, when a sync that moved it is finished.
 
         Not earlier, though the ledger moves on the communication thread: all ranks of a worker must read the same
@@ -65,7 +65,7 @@ class Leases:
         """
         self._rebase()
 
-    def settle(self, contributed: bool) -> bool:
+    def reconcile(self, contributed: bool) -> bool:
         """After catching up: whether this worker's progress since its last commit still counts; else it is forgotten.
 
         It does not where others were given its samples meanwhile, or where some of it is in the others' state though
@@ -77,7 +77,7 @@ class Leases:
             self.stream.rewind()
         return counts
 
-    def rewind(self) -> None:
+    def roll_back(self) -> None:
         """This worker's progress was dropped: read its samples again."""
         self.stream.rewind()
 

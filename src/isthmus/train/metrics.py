@@ -5,7 +5,7 @@ Events of `metrics/worker-k.jsonl`, all counted for this worker alone:
     {"event": "step", "step", "tokens", "seconds", "loss", "grad_norm", "lr"}     tokens, seconds: since the beginning;
                                                              and what else the inner step tells ("generator_loss")
     {"event": "sync", "step", "outer_step", "fragment", "committed", "sent_bytes", "received_bytes", "seconds",
-     "hidden_seconds", "num_peers", "norm", "cosine", "effort", "reason"}                   bytes, seconds: of this sync
+     "hidden_seconds", "num_peers", "norm", "cosine", "message_fraction", "reason"}       bytes, seconds: of this sync
     {"event": "eval", "step", "loss", "of": "anchor"}                             "model" where there is no anchor
     {"event": "fault", "step", "reason"}
 """

@@ -25,7 +25,7 @@ from isthmus.train.data_parallel import DataParallel
 from isthmus.train.evaluate import evaluate
 from isthmus.train.folder import metrics_path, reason_of, say, write_file, write_summary
 from isthmus.train.metrics import MetricsFile, Totals, part_of_summary
-from isthmus.train.place import Place, peers_named
+from isthmus.train.process import Process, peers_named
 from isthmus.train.reshard import Holding, load_resharded
 from isthmus.train.stopping import Stopping
 from isthmus.train.trackers import Trackers
@@ -36,30 +36,30 @@ from isthmus.transport.rendezvous import open_store
 class Trainer:
     """One worker, connected to the others; where it has several ranks, one of them."""
 
-    def __init__(self, config: RunConfig, place: Place, trackers: Trackers) -> None:
-        self.config, self.place, self.run_dir = config, place, Path(config.train.run_dir)
+    def __init__(self, config: RunConfig, process: Process, trackers: Trackers) -> None:
+        self.config, self.process, self.run_dir = config, process, Path(config.train.run_dir)
         self.trackers = trackers
-        self.worker = place.worker
+        self.worker = process.worker
         model_spec = assemble.build_model_spec(config)
         corpus = assemble.open_data(config, model_spec)
         self.device = assemble.choose_device()
         self.model = model_spec.build(config.train.seed).to(self.device)
         self._num_parameters = sum(param.numel() for param in self.model.parameters())
         layout = assemble.layout(config, self.model)  # of the whole model
-        stages = assemble.spread(config, model_spec, self.model, place.device_mesh)
+        stages = assemble.spread(config, model_spec, self.model, process.device_mesh)
         self.stream = self._open_stream(corpus)
         num_samples = config.train.eval_batches * config.inner.batch_size
         validation = corpus.validation(config.inner.batch_size, num_samples) if self.worker == 0 else []
-        self.validation = place.own_share(validation)
+        self.validation = process.own_share(validation)
         folder = self.run_dir / "checkpoints"
-        self.checkpoints = Checkpoints(folder, self.worker, layout, place.rank, place.mesh, say)
+        self.checkpoints = Checkpoints(folder, self.worker, layout, process.rank, process.mesh, say)
         self.totals = Totals()
         self.evaluation: dict[str, float] | None = None
         self.method: OuterLoop | DataParallel = self._build_method()
         self.clock = self.method.transport.now
-        self._inner_step_needs_others = isinstance(self.method, DataParallel) or place.mesh.num_ranks > 1
+        self._inner_step_needs_others = isinstance(self.method, DataParallel) or process.mesh.num_ranks > 1
         options = {"wrap": self.method.wrap} if isinstance(self.method, DataParallel) else {}
-        self.inner_step = assemble.build_inner_step(config, self.model, place.device_mesh, stages, **options)
+        self.inner_step = assemble.build_inner_step(config, self.model, process.device_mesh, stages, **options)
         self._metrics_bytes = 0
         self._saved_step = -1
         self._not_saved: NotSaved | None = None  # the last checkpoint could not be written
@@ -69,7 +69,7 @@ class Trainer:
             (sample,) = corpus.validation(config.inner.batch_size, config.inner.batch_size)
             self.inner_step.micro_batch_size = find_fastest(self.inner_step, sample)
             say(f"micro-batches of {self.inner_step.micro_batch_size} are the fastest here")
-        assemble.seed_generators(config.train.seed, place.dropout_seed)
+        assemble.seed_generators(config.train.seed, process.dropout_seed)
 
     def restore(self) -> None:
         """Become what the newest checkpoint says that all workers hold undamaged."""
@@ -100,7 +100,7 @@ class Trainer:
         if "generators" in state:
             assemble.set_generator_state(state["generators"])
         else:  # the ranks were others
-            assemble.seed_generators(self.config.train.seed + step, self.place.dropout_seed)
+            assemble.seed_generators(self.config.train.seed + step, self.process.dropout_seed)
         self.method.load_state_dict(state["method"])  # last: it sends again what was in flight
         self._last_position = self.position
 
@@ -108,7 +108,7 @@ class Trainer:
         """Train from where this worker stands; returns its part of the summary."""
         self._open_folder()
         transport, steps = self.method.transport, self.config.train.steps
-        world_size = self.place.world_size
+        world_size = self.process.world_size
         store = HashStore() if world_size == 1 else open_store()[0]
         self._unsaved = Unsaved(HashStore() if world_size == 1 else open_store()[0])
         budget_seconds = self.config.outer.transport["sync_budget_seconds"]
@@ -116,7 +116,7 @@ class Trainer:
             self._save(finished=False)
             transport.commit(transport.quorum(0), True)  # all have tried: killed at any step, the run can go on
         try:
-            with Stopping(store, self.place.world_rank, world_size, budget_seconds) as stopping:
+            with Stopping(store, self.process.world_rank, world_size, budget_seconds) as stopping:
                 while self.totals.steps < steps and stopping.may_start(self.totals.steps + 1):
                     self._train_step()
                 finished = self.totals.steps == steps
@@ -127,7 +127,7 @@ class Trainer:
             raise
         finally:
             self.metrics.close()
-        if not finished and self.place.world_rank == 0:
+        if not finished and self.process.world_rank == 0:
             how = f"isthmus train {self.run_dir}/config.yaml --resume"
             say(f"stopped after step {self.totals.steps}; go on with: {how}")
         return self._end(finished)
@@ -138,7 +138,7 @@ class Trainer:
         batch = {name: tensor.to(self.device) for name, tensor in next(self.stream).items()}
         begin = self.clock()
         with peers_named(self.method.transport, self.totals.steps) if self._inner_step_needs_others else nullcontext():
-            metrics = self.inner_step(self.place.own_rows(batch))
+            metrics = self.inner_step(self.process.own_rows(batch))
         reports = self.method.step()
         if isinstance(self.method, DataParallel):
             self._follow(1)
@@ -212,7 +212,7 @@ class Trainer:
         totals = self.totals
         values = {name: value for name, value in metrics.items() if name != "skipped"}
         self.metrics.write("step", step=self.position, tokens=totals.tokens, seconds=totals.train_seconds, **values)
-        if not self.place.speaks:
+        if not self.process.is_first_rank:
             return
         rate = totals.tokens / max(totals.train_seconds, 1e-9)
         with suppress(OSError):  # the log's disk is full
@@ -238,7 +238,7 @@ class Trainer:
             subject, look = "anchor", anchored(self.method.fragments)
         with torch.no_grad(), look:
             forward = self.inner_step.pipeline.evaluate if isinstance(self.inner_step, PipelinedStep) else None
-            self.evaluation = evaluate(self.model, self.validation, self.device, forward, self.place.device_mesh)
+            self.evaluation = evaluate(self.model, self.validation, self.device, forward, self.process.device_mesh)
         self.metrics.write("eval", step=self.position, **self.evaluation, of=subject)
 
     def _save(self, finished: bool, last: bool = False) -> None:
@@ -267,12 +267,12 @@ class Trainer:
 
     def _open_folder(self) -> None:
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        if self.place.speaks:
+        if self.process.is_first_rank:
             (self.run_dir / f"worker-{self.worker}.json").unlink(missing_ok=True)
         path = self.run_dir / "config.yaml"
-        if self.place.world_rank == 0 or not path.exists():  # the folder may be this worker's alone
+        if self.process.world_rank == 0 or not path.exists():  # the folder may be this worker's alone
             write_file(path, yaml.safe_dump(dump(self.config), sort_keys=False))
-        path = metrics_path(self.run_dir, self.worker, self.place.rank)
+        path = metrics_path(self.run_dir, self.worker, self.process.rank)
         self.metrics = MetricsFile(path, self._metrics_bytes, say, self.trackers.take)
         self.trackers.begin(self.position, self.totals)
 
@@ -292,7 +292,7 @@ class Trainer:
             micro_batch_size=self.inner_step.micro_batch_size or self.config.inner.batch_size,
         )
         try:
-            if self.place.speaks:
+            if self.process.is_first_rank:
                 write_summary(self.run_dir, part, self.config.train.workers)
         except OSError as error:
             lost = NotSaved(f"the summary cannot be written to {self.run_dir} ({reason_of(error)}): make room there")

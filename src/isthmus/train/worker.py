@@ -10,7 +10,7 @@ from isthmus.core import UserError
 from isthmus.train import assemble
 from isthmus.train.elastic_trainer import ElasticTrainer
 from isthmus.train.folder import metrics_path
-from isthmus.train.place import find_place
+from isthmus.train.process import find_process
 from isthmus.train.trackers import open_trackers
 from isthmus.train.trainer import Trainer
 
@@ -34,11 +34,11 @@ def train(config: RunConfig, resume: bool = False) -> dict[str, Any]:
         TransportError: other workers are gone, or differ.
         NotSaved: the last checkpoint or the summary could not be written.
     """
-    place, run_dir = find_place(config), Path(config.train.run_dir)
-    if not resume and metrics_path(run_dir, place.worker, place.rank).exists():
+    process, run_dir = find_process(config), Path(config.train.run_dir)
+    if not resume and metrics_path(run_dir, process.worker, process.rank).exists():
         raise UserError(f"{run_dir} holds a run already: go on with it by --resume, or choose another train.run_dir")
-    with open_trackers(config, place) as trackers:
-        trainer = (ElasticTrainer if assemble.is_elastic(config) else Trainer)(config, place, trackers)
+    with open_trackers(config, process) as trackers:
+        trainer = (ElasticTrainer if assemble.is_elastic(config) else Trainer)(config, process, trackers)
         if resume:
             trainer.restore()
         return trainer.run()

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from isthmus.core.types import Peers, State
-
-if TYPE_CHECKING:
-    from isthmus.transport.inside import Inside
+from isthmus.core.types import Peers, State, WorkerGroup
 
 
 class TransportError(Exception):
@@ -51,7 +48,7 @@ class Replica(Protocol):
         ...
 
 
-class Rider(Protocol):
+class ReplicatedState(Protocol):
     """State that moves only with a commit, such as the data ledger: equal on all workers after the same commits."""
 
     @property
@@ -59,27 +56,27 @@ class Rider(Protocol):
         """Samples of one inner step of this worker."""
         ...
 
-    def claim(self) -> Any:
+    def propose(self) -> Any:
         """What this worker wants committed along with what it sends: a plain value, made at the capture."""
         ...
 
-    def check(self, worker: str, claim: Any) -> str:
-        """Why somebody's claim cannot be committed, judged alike by all; empty where it can."""
+    def check(self, worker: str, proposal: Any) -> str:
+        """Why somebody's proposal cannot be committed, judged alike by all; empty where it can."""
         ...
 
-    def gain(self, worker: str, claim: Any) -> int:
-        """Samples that committing a claim, found good, adds."""
+    def gain(self, worker: str, proposal: Any) -> int:
+        """Samples that committing a proposal, found good, adds."""
         ...
 
-    def commit(self, claims: dict[str, Any], contributors: list[str]) -> None:
-        """Move on: the claims of all that are present, and who of them is in the mean."""
+    def commit(self, proposals: dict[str, Any], contributors: list[str]) -> None:
+        """Move on: the proposals of all that are present, and who of them is in the mean."""
         ...
 
-    def land(self) -> None:
+    def apply(self) -> None:
         """A sync that moved it is finished in this worker: go by it from here on (on the training thread)."""
         ...
 
-    def settle(self, contributed: bool) -> bool:
+    def reconcile(self, contributed: bool) -> bool:
         """After catching up: whether this worker's progress since its last commit still counts; else it is forgotten.
 
         Args:
@@ -87,7 +84,7 @@ class Rider(Protocol):
         """
         ...
 
-    def rewind(self) -> None:
+    def roll_back(self) -> None:
         """This worker's progress since its last commit was dropped."""
         ...
 
@@ -120,13 +117,13 @@ class Transport(Protocol):
         ...
 
     @property
-    def rider(self) -> Rider | None:
+    def replicated_state(self) -> ReplicatedState | None:
         """What moves with the commits; None in a static world."""
         ...
 
     @property
-    def inside(self) -> Inside:
-        """The ranks of this worker."""
+    def worker_group(self) -> WorkerGroup:
+        """The process group of this worker's own ranks."""
         ...
 
     @property
@@ -138,12 +135,12 @@ class Transport(Protocol):
         """Connect; catch up with the others if the run is ahead of this worker."""
         ...
 
-    def quorum(self, outer_step: int, claim: Any = None) -> Peers:
+    def quorum(self, outer_step: int, proposal: Any = None) -> Peers:
         """Agree on the workers of this sync.
 
         Args:
             outer_step: number of the sync.
-            claim: of this worker's rider, if it has one and the sync moves it.
+            proposal: of this worker's replicated state, if it has one and the sync moves it.
 
         Raises:
             Behind: this worker has to catch up first (elastic worlds only).
@@ -203,7 +200,7 @@ class Transport(Protocol):
 class Static:
     """What a world whose workers never change has to say to questions about change."""
 
-    rider: Rider | None = None
+    replicated_state: ReplicatedState | None = None
     relative_speed = 1.0  # all are taken to be as fast as each other
 
     def pace(self, steps_per_second: float) -> None:

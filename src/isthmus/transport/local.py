@@ -20,9 +20,9 @@ import torch
 
 from isthmus.core.types import Peers
 from isthmus.transport.base import PeerLost, Replica, Static, TransportError, TransportLimits
-from isthmus.transport.inside import ALONE
 from isthmus.transport.links import Links, PerLink
 from isthmus.transport.peers import BufferPeers, name_workers, vote
+from isthmus.transport.worker_group import SINGLE_RANK
 
 Result = TypeVar("Result")
 
@@ -116,7 +116,7 @@ class Local(Static):
     """Worker `rank` of a `LocalWorld`: a transport for tests, notebooks, the simulator and the planner."""
 
     limits = TransportLimits()
-    inside = ALONE
+    worker_group = SINGLE_RANK
 
     def __init__(self, world: LocalWorld, rank: int) -> None:
         self.world = world
@@ -127,7 +127,7 @@ class Local(Static):
     def join(self, replica: Replica) -> None:
         """Nothing to do: all workers are there from the beginning."""
 
-    def quorum(self, outer_step: int, claim: Any = None) -> BufferPeers:
+    def quorum(self, outer_step: int, proposal: Any = None) -> BufferPeers:
         """All workers, always; the sync begins at the calling thread's time."""
         self.world.check_alive(self.rank)
         return _LocalPeers(self, outer_step)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import torch
 
-from isthmus.core.types import Peers, Tensors
+from isthmus.core.types import Peers, Tensors, WorkerGroup
 from isthmus.transport.base import Drift
-from isthmus.transport.inside import ALONE, Inside
 from isthmus.transport.wire import num_bytes, pack, unpack, unpack_each
+from isthmus.transport.worker_group import SINGLE_RANK
 
 _VOTE_BYTES = 9  # one for yes or no, eight of the anchors' hash
 
@@ -20,11 +20,11 @@ class BufferPeers:
     """`Peers` for a transport that moves flat buffers: a subclass gives the three collectives below.
 
     Bytes are those of the bandwidth-optimal algorithms (Patarasu and Yuan 2009; ALGORITHMS identity 35), with M
-    peers: a ring all-reduce sends and receives 2(M-1)/M of its payload, a gather M-1 times its own payload, an
-    exchange each part once. What a worker keeps for itself costs nothing.
+    peers: a ring all-reduce sends and receives 2(M-1)/M of its payload, an all-gather M-1 times its own payload, an
+    all-to-all each part once. What a worker keeps for itself costs nothing.
     """
 
-    inside: Inside = ALONE  # this worker's ranks
+    worker_group: WorkerGroup = SINGLE_RANK  # this worker's ranks
 
     def __init__(self, rank: int, weights: list[float]) -> None:
         self.rank = rank
@@ -33,10 +33,10 @@ class BufferPeers:
         self.sent_bytes = 0
         self.received_bytes = 0
 
-    def mean(self, tensors: Tensors) -> Tensors:
-        """Weighted mean; see `Peers.mean`. A worker of weight 0 sends zeros, so that its NaN cannot spread."""
+    def all_reduce_mean(self, tensors: Tensors) -> Tensors:
+        """Return the weighted mean. A worker of weight 0 sends zeros, so that its NaN cannot spread."""
         if any(tensor.dtype != torch.float32 for tensor in tensors):
-            raise TypeError("mean takes float32 tensors")
+            raise TypeError("all_reduce_mean takes float32 tensors")
         flat = pack(tensors).view(torch.float32)
         weight = self.weights[self.rank]
         flat = flat.mul_(weight) if weight > 0 else flat.zero_()
@@ -45,8 +45,8 @@ class BufferPeers:
             self._count(ring_bytes(4 * len(flat), self.size), ring_bytes(4 * len(flat), self.size))
         return unpack(flat.view(torch.uint8), tensors)
 
-    def gather(self, tensors: Tensors) -> list[Tensors]:
-        """Everybody's tensors in rank order; see `Peers.gather`."""
+    def all_gather(self, tensors: Tensors) -> list[Tensors]:
+        """Everybody's tensors in rank order; see `Peers.all_gather`."""
         buffer = pack(tensors)
         size = len(buffer)
         if self.size > 1 and size:
@@ -54,8 +54,8 @@ class BufferPeers:
             self._count((self.size - 1) * size, (self.size - 1) * size)
         return unpack_each(buffer, tensors, self.size)
 
-    def exchange(self, parts: list[Tensors]) -> list[Tensors]:
-        """Part i to rank i; see `Peers.exchange`."""
+    def all_to_all(self, parts: list[Tensors]) -> list[Tensors]:
+        """Part i to rank i; see `Peers.all_to_all`."""
         buffer = pack([tensor for part in parts for tensor in part])
         if self.size > 1 and len(buffer):
             sizes = [num_bytes(part) for part in parts]
@@ -63,10 +63,6 @@ class BufferPeers:
             buffer = self._all_to_all(buffer, sizes)
             self._count(sum(sizes) - own, (self.size - 1) * own)
         return unpack_each(buffer, parts[self.rank], self.size)
-
-    def gather_inside(self, tensors: Tensors) -> list[Tensors]:
-        """See `Peers.gather_inside`."""
-        return self.inside.gather(tensors)
 
     def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
         """[n] float32 -> [n] float32: the sum over peers, the same bits on all. May overwrite `buffer`."""
@@ -98,9 +94,9 @@ def vote(peers: Peers, ok: bool, fingerprint: bytes) -> bool:
     Raises:
         Drift: on all ranks, when the hashes of the workers with a positive weight differ.
     """
-    inside = _ballots(peers.gather_inside, ok, fingerprint.ljust(_VOTE_BYTES - 1, b"\0"))
-    fingerprint = hash_of_worker([ballot[1:] for ballot in inside])
-    votes = _ballots(peers.gather, all(ballot[0] for ballot in inside), fingerprint)
+    of_ranks = _ballots(peers.worker_group.all_gather, ok, fingerprint.ljust(_VOTE_BYTES - 1, b"\0"))
+    fingerprint = hash_of_worker([ballot[1:] for ballot in of_ranks])
+    votes = _ballots(peers.all_gather, all(ballot[0] for ballot in of_ranks), fingerprint)
     hashes = {rank: votes[rank][1:] for rank in range(peers.size) if peers.weights[rank] > 0}
     if len(set(hashes.values())) > 1:
         minority, message = _describe_drift(hashes)

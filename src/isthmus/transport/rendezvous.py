@@ -47,7 +47,7 @@ class Ranks:
         """Those that hold the same part of the model, one of each worker."""
         return range(rank % self.per_worker, self.size, self.per_worker)
 
-    def inside(self, rank: int) -> range:
+    def of_worker(self, rank: int) -> range:
         """Those of the same worker."""
         first = rank - rank % self.per_worker
         return range(first, first + self.per_worker)

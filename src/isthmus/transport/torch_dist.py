@@ -16,13 +16,13 @@ from isthmus.core.types import Peers
 from isthmus.transport.base import Replica, Static, TransportError, TransportLimits
 from isthmus.transport.heartbeat import Heartbeat
 from isthmus.transport.identity import check_identities
-from isthmus.transport.inside import ALONE, Inside
 from isthmus.transport.peers import vote
 from isthmus.transport.rendezvous import Ranks, exchange_cards, find_world, initialise, open_store
 from isthmus.transport.watched_group import NOT_JOINED, Backend, GroupPeers, WatchedGroup, keep_for_ever
+from isthmus.transport.worker_group import SINGLE_RANK, GlooWorkerGroup
 
 JOIN_BUDGETS = 10  # clusters do not start at the same moment: workers wait this many sync budgets for one another
-_INSIDE_BUDGETS = 10  # a rank may wait for others of its worker, whose messages take them several collectives
+_WORKER_BUDGETS = 10  # a rank may wait for others of its worker, whose messages take them several collectives
 LINGER_SECONDS = 5.0  # how long a leaving worker that holds the store waits for the others to leave
 
 
@@ -69,7 +69,7 @@ class TorchDist(Static):
         self.rank, self.num_workers = 0, 1
         self._interval = min(1.0, sync_budget_seconds / 20)
         self._group: WatchedGroup | None = None  # of the peers
-        self.inside = ALONE
+        self.worker_group: GlooWorkerGroup = SINGLE_RANK
         self._leaving = threading.Lock()
 
     def join(self, replica: Replica) -> None:
@@ -93,13 +93,13 @@ class TorchDist(Static):
             self.leave()
             raise
 
-    def quorum(self, outer_step: int, claim: Any = None) -> Peers:
+    def quorum(self, outer_step: int, proposal: Any = None) -> Peers:
         """All workers, always."""
-        if self.inside.size < self.ranks_per_worker:
+        if self.worker_group.size < self.ranks_per_worker:
             raise TransportError(f"sync {outer_step}: {NOT_JOINED}")
         weights = [1 / self.num_workers] * self.num_workers
         device = "cpu" if self.backend == "gloo" else "cuda"
-        return GroupPeers(self._group, self.rank, weights, f"sync {outer_step}", device, self.inside)
+        return GroupPeers(self._group, self.rank, weights, f"sync {outer_step}", device, self.worker_group)
 
     def commit(self, peers: Peers, ok: bool, fingerprint: bytes = b"") -> bool:
         """Vote; see `Transport.commit`."""
@@ -109,7 +109,7 @@ class TorchDist(Static):
         """Say goodbye and disconnect. A second call does nothing; torch.distributed itself stays initialised."""
         with self._leaving:
             group, self._group = self._group, None
-            self.inside.close()
+            self.worker_group.close()
             if group is not None:
                 group.close(dist.destroy_process_group, LINGER_SECONDS)
 
@@ -133,11 +133,11 @@ class TorchDist(Static):
         everybodys_peers = [ranks.peers_of(r) for r in range(ranks.per_worker)]
         self._group.connect(partial(own_group, everybodys_peers, rank, self.backend, budget_seconds))
         if ranks.per_worker > 1:
-            inside_seconds = _INSIDE_BUDGETS * budget_seconds
-            near = watch(inside_seconds, backend="gloo", members=ranks.inside(rank), kind="inside")
-            workers = [ranks.inside(r) for r in range(0, ranks.size, ranks.per_worker)]
-            near.connect(partial(own_group, workers, rank, "gloo", inside_seconds))
-            self.inside = Inside(
+            worker_seconds = _WORKER_BUDGETS * budget_seconds
+            near = watch(worker_seconds, backend="gloo", members=ranks.of_worker(rank), kind="worker")
+            workers = [ranks.of_worker(r) for r in range(0, ranks.size, ranks.per_worker)]
+            near.connect(partial(own_group, workers, rank, "gloo", worker_seconds))
+            self.worker_group = GlooWorkerGroup(
                 rank % ranks.per_worker,
                 ranks.per_worker,
                 near,

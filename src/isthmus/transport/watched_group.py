@@ -12,12 +12,13 @@ import torch
 import torch.distributed as dist
 
 from isthmus.core.streams import copy_to
+from isthmus.core.types import WorkerGroup
 from isthmus.transport.base import PeerLost, TransportError
 from isthmus.transport.heartbeat import Heartbeat, Verdict
-from isthmus.transport.inside import ALONE, Inside, all_gather
 from isthmus.transport.messages import Messages
 from isthmus.transport.peers import BufferPeers
 from isthmus.transport.rendezvous import first_line
+from isthmus.transport.worker_group import SINGLE_RANK, all_gather
 
 Backend = Literal["gloo", "nccl"]
 
@@ -205,7 +206,7 @@ class GroupPeers(BufferPeers):
         weights: everybody's.
         name: of the sync, for messages.
         device: where the group's backend wants its buffers.
-        inside: this worker's ranks.
+        worker_group: the process group of this worker's own ranks.
     """
 
     def __init__(
@@ -215,10 +216,10 @@ class GroupPeers(BufferPeers):
         weights: list[float],
         name: str,
         device: str = "cpu",
-        inside: Inside = ALONE,
+        worker_group: WorkerGroup = SINGLE_RANK,
     ) -> None:
         super().__init__(rank, weights)
-        self._group, self._name, self._device, self.inside = group, name, torch.device(device), inside
+        self._group, self._name, self._device, self.worker_group = group, name, torch.device(device), worker_group
         self._seconds = 0.0 if group is None else 2 * group.sync_budget_seconds  # the group itself watches the time
 
     def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 from isthmus.config import RunConfig
 from isthmus.train.assemble import shared_keys
 from isthmus.train.folder import name_of, say
-from isthmus.train.place import Place
+from isthmus.train.process import Process
 from isthmus.train.trackers.base import Tracker, Trackers
 from isthmus.train.trackers.prometheus import Prometheus
 from isthmus.train.trackers.tensorboard import TensorBoard
@@ -16,19 +16,19 @@ from isthmus.train.trackers.weights_and_biases import WeightsAndBiases
 __all__ = ["Tracker", "Trackers", "open_trackers"]
 
 
-def open_trackers(config: RunConfig, place: Place) -> Trackers:
+def open_trackers(config: RunConfig, process: Process) -> Trackers:
     """Those that the configuration asks for; the first rank of a worker speaks for all of its ranks.
 
     Raises:
         UserError: a package is missing, or a port is taken.
     """
-    track, run_dir, worker = config.track, Path(config.train.run_dir), name_of(place.worker)
+    track, run_dir, worker = config.track, Path(config.train.run_dir), name_of(process.worker)
     trackers: list[Tracker] = []
-    if place.speaks and track.tensorboard:
+    if process.is_first_rank and track.tensorboard:
         trackers.append(TensorBoard(run_dir / "tensorboard" / worker))
-    if place.speaks and track.wandb is not None:
+    if process.is_first_rank and track.wandb is not None:
         trackers.append(WeightsAndBiases(track.wandb, run_dir, worker, shared_keys(config), say))
-    if place.speaks and track.prometheus_port is not None:
-        labels = {"run": run_dir.name, "worker": str(place.worker)}
-        trackers.append(Prometheus(track.prometheus_port + place.worker, labels, config.train.steps))
+    if process.is_first_rank and track.prometheus_port is not None:
+        labels = {"run": run_dir.name, "worker": str(process.worker)}
+        trackers.append(Prometheus(track.prometheus_port + process.worker, labels, config.train.steps))
     return Trackers(trackers, say)

@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from typing import Literal
 
-from isthmus.transport.base import Rider
+from isthmus.transport.base import ReplicatedState
 from isthmus.transport.elastic.membership import Card
 
 Weighting = Literal["uniform", "samples", "samples_per_step"]
@@ -47,12 +47,12 @@ def weigh(cards: dict[str, Card], names: list[str], weighting: Weighting) -> lis
     return [each / total for each in amounts] if total > 0 else [1 / len(names) for _ in names]
 
 
-def with_ridden(fingerprint: bytes, rider: Rider | None) -> bytes:
+def with_replicated_state(fingerprint: bytes, replicated_state: ReplicatedState | None) -> bytes:
     """The anchors' hash as one of what rides with the commits too; empty where nothing is to be compared."""
-    if rider is None or not fingerprint:
+    if replicated_state is None or not fingerprint:
         return fingerprint
-    ridden = json.dumps(rider.state_dict(), sort_keys=True).encode()
-    return hashlib.blake2b(fingerprint + ridden, digest_size=len(fingerprint)).digest()
+    replicated = json.dumps(replicated_state.state_dict(), sort_keys=True).encode()
+    return hashlib.blake2b(fingerprint + replicated, digest_size=len(fingerprint)).digest()
 
 
 def link(chain: str, outer_step: int, meeting: str, names: list[str]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from isthmus.core.types import UserError
 from isthmus.transport.address import own_address, split_address
-from isthmus.transport.base import Rider
+from isthmus.transport.base import ReplicatedState
 from isthmus.transport.elastic.election import Weighting
 from isthmus.transport.elastic.ranks import place_in_worker, worker_number
 from isthmus.transport.elastic.world import Elastic
@@ -40,7 +40,7 @@ class OverTorchFT(Elastic):
         host: how the other workers reach this machine; None: the address from which it reaches the lighthouse.
         identity: what all workers must share.
         expected_workers: how many a new run waits for.
-        rider: what moves with the commits.
+        replicated_state: what moves with the commits.
         ranks_per_worker: one, or as many as the mesh of a worker has.
     """
 
@@ -54,7 +54,7 @@ class OverTorchFT(Elastic):
         host: str | None = None,
         identity: dict[str, str] | None = None,
         expected_workers: int | None = None,
-        rider: Rider | None = None,
+        replicated_state: ReplicatedState | None = None,
         say: Callable[[str], None] = print,
         ranks_per_worker: int = 1,
     ) -> None:
@@ -75,7 +75,7 @@ class OverTorchFT(Elastic):
             sync_budget_seconds=sync_budget_seconds,
             state_host=host,
             token=_token(identity),
-            rider=rider,
+            replicated_state=replicated_state,
             say=say,
             ranks_per_worker=ranks_per_worker,
         )
@@ -102,7 +102,7 @@ class OverHivemind(Elastic):
             first initial peer.
         identity: what all workers must share.
         expected_workers: how many a new run waits for.
-        rider: what moves with the commits.
+        replicated_state: what moves with the commits.
         ranks_per_worker: one, or as many as the mesh of a worker has.
     """
 
@@ -122,7 +122,7 @@ class OverHivemind(Elastic):
         host: str | None = None,
         identity: dict[str, str] | None = None,
         expected_workers: int | None = None,
-        rider: Rider | None = None,
+        replicated_state: ReplicatedState | None = None,
         say: Callable[[str], None] = print,
         ranks_per_worker: int = 1,
     ) -> None:
@@ -152,7 +152,7 @@ class OverHivemind(Elastic):
             sync_budget_seconds=sync_budget_seconds,
             state_host=host or _address_towards(initial_peers),
             token=_token(identity),
-            rider=rider,
+            replicated_state=replicated_state,
             say=say,
             ranks_per_worker=ranks_per_worker,
         )

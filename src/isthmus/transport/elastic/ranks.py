@@ -10,12 +10,12 @@ import torch.distributed as dist
 from isthmus.core.types import UserError
 from isthmus.transport.base import RankLost
 from isthmus.transport.heartbeat import Heartbeat
-from isthmus.transport.inside import ALONE, Inside
 from isthmus.transport.rendezvous import find_world, initialise, open_store
 from isthmus.transport.torch_dist import JOIN_BUDGETS, LINGER_SECONDS, own_group
 from isthmus.transport.watched_group import WatchedGroup, keep_for_ever
+from isthmus.transport.worker_group import SINGLE_RANK, GlooWorkerGroup
 
-_INSIDE_BUDGETS = 2 * JOIN_BUDGETS  # the first rank may wait so long for the other workers, and the others for it
+_WORKER_BUDGETS = 2 * JOIN_BUDGETS  # the first rank may wait so long for the other workers, and the others for it
 
 
 def worker_number(ranks_per_worker: int = 1) -> int:
@@ -41,7 +41,7 @@ def check_ranks(started: int, ranks_per_worker: int) -> None:
         )
 
 
-def join_ranks(ranks_per_worker: int, sync_budget_seconds: float) -> Inside:
+def join_ranks(ranks_per_worker: int, sync_budget_seconds: float) -> GlooWorkerGroup:
     """Connect the ranks of this worker: in an elastic world torch.distributed is theirs alone.
 
     Raises:
@@ -49,7 +49,7 @@ def join_ranks(ranks_per_worker: int, sync_budget_seconds: float) -> Inside:
         RankLost: one did not come.
     """
     if ranks_per_worker == 1:
-        return ALONE
+        return SINGLE_RANK
     rank, size = find_world()
     check_ranks(size, ranks_per_worker)
     names = [f"rank {other} of worker {worker_number(size)}" for other in range(size)]
@@ -61,9 +61,9 @@ def join_ranks(ranks_per_worker: int, sync_budget_seconds: float) -> Inside:
     if missing:
         raise RankLost(missing, f"{', '.join(names[other] for other in missing)} did not come within {seconds:g} s")
     heartbeat.start(names)
-    inside_seconds = _INSIDE_BUDGETS * sync_budget_seconds
+    worker_seconds = _WORKER_BUDGETS * sync_budget_seconds
     group = WatchedGroup(
-        heartbeat, inside_seconds, min(30.0, sync_budget_seconds / 3), "gloo", keep_for_ever, kind="inside"
+        heartbeat, worker_seconds, min(30.0, sync_budget_seconds / 3), "gloo", keep_for_ever, kind="worker"
     )
-    group.connect(partial(own_group, [range(size)], rank, "gloo", inside_seconds))
-    return Inside(rank, size, group, close=partial(group.close, dist.destroy_process_group, LINGER_SECONDS))
+    group.connect(partial(own_group, [range(size)], rank, "gloo", worker_seconds))
+    return GlooWorkerGroup(rank, size, group, close=partial(group.close, dist.destroy_process_group, LINGER_SECONDS))

@@ -10,8 +10,8 @@ from importlib.metadata import version
 from typing import Any
 
 from isthmus.core.types import Peers, State, UserError
-from isthmus.transport.base import Behind, Leaving, RankLost, Replica, Rider, TransportError, TransportLimits
-from isthmus.transport.elastic.election import Weighting, leaders, link, weigh, with_ridden
+from isthmus.transport.base import Behind, Leaving, RankLost, Replica, ReplicatedState, TransportError, TransportLimits
+from isthmus.transport.elastic.election import Weighting, leaders, link, weigh, with_replicated_state
 from isthmus.transport.elastic.hold import Hold
 from isthmus.transport.elastic.membership import Card, Meeting, Membership
 from isthmus.transport.elastic.ranks import join_ranks
@@ -19,7 +19,7 @@ from isthmus.transport.elastic.together import fetch_parts, gather_around, meet,
 from isthmus.transport.heal.donor import StateServer
 from isthmus.transport.heal.snapshot import Snapshot
 from isthmus.transport.identity import check_identities
-from isthmus.transport.inside import ALONE
+from isthmus.transport.worker_group import SINGLE_RANK
 
 _JOIN_BUDGETS = 10  # clusters do not start at the same moment: a new run waits this long for all its workers
 _SLOWEST_LINK = 1e6  # bytes a second: a state that arrives more slowly is given up
@@ -46,7 +46,7 @@ class Elastic:
         state_host: address under which the others can fetch this worker's state.
         token: what all workers of the run know and nobody else; shown before any state is handed out.
         say: where a line goes that a person should read.
-        rider: what moves with the commits.
+        replicated_state: what moves with the commits.
         ranks_per_worker: all of them are in this world. The first meets the other workers; what follows from the cards
             that it was shown each works out for itself, and syncs with those who hold the same part of the model.
     """
@@ -64,7 +64,7 @@ class Elastic:
         state_host: str = "127.0.0.1",
         token: str = "",
         say: Say = print,
-        rider: Rider | None = None,
+        replicated_state: ReplicatedState | None = None,
         ranks_per_worker: int = 1,
     ) -> None:
         min_workers = (expected_workers or 1) // 2 + 1 if min_workers is None else min_workers
@@ -74,7 +74,7 @@ class Elastic:
             )
         self.membership, self.min_workers, self.weighting = membership, min_workers, weighting
         self.limits = TransportLimits(elastic=True, ranks_per_worker=ranks_per_worker)
-        self.inside = ALONE
+        self.worker_group = SINGLE_RANK
         ranks = {"ranks per worker": str(ranks_per_worker)}
         self.identity = {"isthmus version": version("isthmus"), **ranks, **(identity or {})}
         self.expected_workers = expected_workers or min_workers
@@ -86,8 +86,8 @@ class Elastic:
         self._download_seconds = self._adopt_seconds = 0.0  # of catching up, until this worker takes part in a commit
         self._downloaded_at = 0.0
         self._hold = Hold(_JOIN_BUDGETS * sync_budget_seconds, say)
-        self.rider = rider
-        self._claim: Any = None
+        self.replicated_state = replicated_state
+        self._proposal: Any = None
         self._server: StateServer | None = None
         self._addresses: list[str] = []  # where each of this worker's ranks serves its part of the state
         self._state_host, self._token, self._say = state_host, token, say
@@ -109,17 +109,17 @@ class Elastic:
             decided, finished = state["transport"], state["finished"]["version"]
             return Snapshot(f"{decided['version']}-{decided['chain']}-{finished}-{state['inner_steps']}", state)
 
-        self.inside = join_ranks(self.limits.ranks_per_worker, self.sync_budget_seconds)
-        if self.inside.rank > 0:
+        self.worker_group = join_ranks(self.limits.ranks_per_worker, self.sync_budget_seconds)
+        if self.worker_group.rank > 0:
             self._say = _nothing  # the first rank has said it
         self.membership.connect()
         self._server = StateServer(
             self._state_host, 0, self._token, provide, provide_seconds=2 * self.sync_budget_seconds
         )
-        self._addresses = self.inside.share(self._server.address)
+        self._addresses = self.worker_group.all_gather_object(self._server.address)
         self._deadline = time.monotonic() + _JOIN_BUDGETS * self.sync_budget_seconds
 
-    def quorum(self, outer_step: int, claim: Any = None) -> Peers:
+    def quorum(self, outer_step: int, proposal: Any = None) -> Peers:
         """Meet the others; wait while there are too few.
 
         Raises:
@@ -127,13 +127,13 @@ class Elastic:
             RankLost: a rank of this worker is gone.
             TransportError: the engine failed, or this worker leaves.
         """
-        self._outer_step, self._claim = outer_step, claim
+        self._outer_step, self._proposal = outer_step, proposal
         assert self._server is not None
         self._hold.wait(self._server.is_serving, self._leaving)
         if self._download_seconds and not self._adopt_seconds:
             self._adopt_seconds = time.monotonic() - self._downloaded_at
         while not self._is_leaving():
-            meeting = meet(self.inside, self.membership, self._card(), self.sync_budget_seconds)
+            meeting = meet(self.worker_group, self.membership, self._card(), self.sync_budget_seconds)
             self._seen = set(meeting.cards)
             names = self._up_to_date(meeting)
             self._hold.look(meeting.cards, names)
@@ -142,7 +142,7 @@ class Elastic:
                 self._meeting, self._members, self._waits_for = meeting, names, ""
                 self.num_workers = len(names)
                 weights = self._weigh(meeting, names)
-                return gather_around(self.inside, self.membership, meeting, names, weights)
+                return gather_around(self.worker_group, self.membership, meeting, names, weights)
             if missing != self._waits_for:
                 self._say(f"{self.membership.name}: {missing}")
                 self._waits_for = missing
@@ -157,7 +157,7 @@ class Elastic:
         """
         meeting = self._meeting
         assert meeting is not None
-        end = vote(self.inside, peers, ok, with_ridden(fingerprint, self.rider))
+        end = vote(self.worker_group, peers, ok, with_replicated_state(fingerprint, self.replicated_state))
         if end.drift:
             self._say(f"{self.membership.name}: {end.drift}")
             self._chain = "drifted" if end.drifted else self._chain
@@ -171,9 +171,9 @@ class Elastic:
             self._contributed |= dict.fromkeys(weighted, self._outer_step)
             self._speeds = {name: meeting.cards[name]["speed"] for name in self._members}
             self.healed, self._download_seconds = False, 0.0
-            rider = self._riding(meeting, self._members)
-            if rider is not None:
-                rider.commit({name: meeting.cards[name]["claim"] for name in self._members}, weighted)
+            replicated_state = self._moved_state(meeting, self._members)
+            if replicated_state is not None:
+                replicated_state.commit({name: meeting.cards[name]["proposal"] for name in self._members}, weighted)
         return end.committed
 
     def pace(self, steps_per_second: float) -> None:
@@ -191,7 +191,7 @@ class Elastic:
         begin = time.monotonic()
         while not self._is_leaving():
             state, problem = fetch_parts(
-                self.inside,
+                self.worker_group,
                 self._donors,
                 token=self._token,
                 progress_seconds=max(2.0, self.sync_budget_seconds / 3),
@@ -203,7 +203,7 @@ class Elastic:
                 self._download_seconds = self._downloaded_at - begin
                 return state
             self._say(f"{self.membership.name}: cannot catch up yet: {problem}")
-            meeting = meet(self.inside, self.membership, self._card(), self.sync_budget_seconds)
+            meeting = meet(self.worker_group, self.membership, self._card(), self.sync_budget_seconds)
             self._up_to_date(meeting, look_only=True)
             self._leaving.wait(_PAUSE_SECONDS)
         raise Leaving("this worker is leaving")
@@ -214,15 +214,17 @@ class Elastic:
 
     def state_dict(self) -> State:
         """What moves with every commit."""
-        ridden = {"rider": self.rider.state_dict()} if self.rider is not None else {}
-        return {"version": self._version, "chain": self._chain, "contributed": dict(self._contributed), **ridden}
+        replicated = (
+            {"replicated_state": self.replicated_state.state_dict()} if self.replicated_state is not None else {}
+        )
+        return {"version": self._version, "chain": self._chain, "contributed": dict(self._contributed), **replicated}
 
     def load_state_dict(self, state_dict: State) -> None:
         """Stand where a saved or fetched state stands."""
         self._version, self._chain = state_dict["version"], state_dict["chain"]
         self._contributed = dict(state_dict["contributed"])
-        if self.rider is not None:
-            self.rider.load_state_dict(state_dict["rider"])
+        if self.replicated_state is not None:
+            self.replicated_state.load_state_dict(state_dict["replicated_state"])
 
     def leave(self) -> None:
         """Say goodbye."""
@@ -230,14 +232,14 @@ class Elastic:
         if self._server is not None:
             self._server.close()
         self.membership.leave()
-        self.inside.close()
+        self.worker_group.close()
 
     def linger(self) -> None:
         """At the end of the run: stay until the others have come to it too, for those who must catch up to do so."""
-        if self.inside.rank == 0:
+        if self.worker_group.rank == 0:
             self._await_the_end()
         with suppress(RankLost):
-            self.inside.share("may go")
+            self.worker_group.all_gather_object("may go")
 
     def _await_the_end(self) -> None:
         end, done = time.monotonic() + self.sync_budget_seconds / 2, {self.membership.name}
@@ -263,7 +265,7 @@ class Elastic:
 
     def _is_leaving(self) -> bool:
         """Whether any rank of this worker has been told to."""
-        return any(self.inside.share(self._leaving.is_set()))
+        return any(self.worker_group.all_gather_object(self._leaving.is_set()))
 
     def _card(self) -> Card:
         new = self._version == 0 and time.monotonic() < self._deadline
@@ -275,12 +277,12 @@ class Elastic:
             "needs": max(self.min_workers, self.expected_workers if new else 0),
             "addresses": self._addresses,
             "healed": self.healed,
-            "claim": self._claim,
+            "proposal": self._proposal,
             "finished": False,
             "speed": self._speed,
             "download_seconds": self._download_seconds,
             "adopt_seconds": self._adopt_seconds,
-            "samples_per_step": self.rider.samples_per_step if self.rider is not None else 1,
+            "samples_per_step": self.replicated_state.samples_per_step if self.replicated_state is not None else 1,
         }
 
     def _up_to_date(self, meeting: Meeting, look_only: bool = False) -> list[str]:
@@ -290,28 +292,28 @@ class Elastic:
         reference = meeting.cards[names[0]]["identity"]
         if own not in names or look_only:
             check_identities([reference, self.identity], [names[0], own])
-            self._donors = [meeting.cards[name]["addresses"][self.inside.rank] for name in names]
+            self._donors = [meeting.cards[name]["addresses"][self.worker_group.rank] for name in names]
         if own not in names and not look_only:
             raise Behind(f"{', '.join(names)} are at version {meeting.cards[names[0]]['version']}")
         return [name for name in names if meeting.cards[name]["identity"] == self.identity]
 
     def _weigh(self, meeting: Meeting, names: list[str]) -> list[float]:
-        """Shares by rule; nothing for a worker whose claim cannot be committed, as long as there are others."""
+        """Shares by rule; nothing for a worker whose proposal cannot be committed, as long as there are others."""
         cards = {name: meeting.cards[name] | {"samples": 1} for name in names}
-        rider = self._riding(meeting, names)
-        if rider is not None:
+        replicated_state = self._moved_state(meeting, names)
+        if replicated_state is not None:
             for name in names:
-                reason = rider.check(name, cards[name]["claim"])
+                reason = replicated_state.check(name, cards[name]["proposal"])
                 if reason:
                     self._say(f"left out of sync {self._outer_step}: {reason}")
                     cards[name]["healed"] = True
                 else:
-                    cards[name]["samples"] = rider.gain(name, cards[name]["claim"])
+                    cards[name]["samples"] = replicated_state.gain(name, cards[name]["proposal"])
         return weigh(cards, names, self.weighting)
 
-    def _riding(self, meeting: Meeting, names: list[str]) -> Rider | None:
-        """The rider, if it moves with this sync: alike for all, though who has just caught up claims nothing."""
-        return self.rider if any(meeting.cards[name]["claim"] is not None for name in names) else None
+    def _moved_state(self, meeting: Meeting, names: list[str]) -> ReplicatedState | None:
+        """Return the replicated state if this sync moves it; a worker that has just caught up proposes nothing."""
+        return self.replicated_state if any(meeting.cards[name]["proposal"] is not None for name in names) else None
 
     def _missing(self, meeting: Meeting, names: list[str]) -> str:
         """Why these cannot sync yet; empty when they can."""

@@ -98,7 +98,7 @@ class Download:
                 raise TransportError(f"its state {manifest.id} differs from the majority's")
             return self._incoming
 
-    def claim(self, wait: bool) -> int | None:
+    def reserve(self, wait: bool) -> int | None:
         """A chunk to ask a donor for; None when there is nothing to do, with `wait` only when everything is here.
 
         A chunk that another donor was asked for long ago is asked again: nothing may depend on the slowest.

@@ -160,7 +160,7 @@ class _Donor:
         asked = deque[int]()
         try:
             while True:
-                while len(asked) < _WINDOW and (index := self._download.claim(wait=not asked)) is not None:
+                while len(asked) < _WINDOW and (index := self._download.reserve(wait=not asked)) is not None:
                     asked.append(index)
                     channel.send({"get": "chunk", "id": manifest.id, "index": index})
                 if not asked:

@@ -6,9 +6,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.train.doctor.check import Check
-from isthmus.train.doctor.compare import readable_bits
-from isthmus.train.doctor.link import Link
+from isthmus.tools.doctor.check import Check
+from isthmus.tools.doctor.compare import readable_bits
+from isthmus.tools.doctor.link import Link
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 

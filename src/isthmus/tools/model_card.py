@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from isthmus.config import RunConfig
+from isthmus.tools.report import readable_bytes
 from isthmus.train.metrics import Totals
-from isthmus.train.report import readable_bytes
 from isthmus.transport.peers import ring_bytes
 
 _UNITS = {"images": "images", "speech": "seconds of sound"}  # what is counted as tokens where there are none

@@ -15,16 +15,16 @@ from isthmus.config import RunConfig
 from isthmus.core import UserError
 from isthmus.core.types import Peers
 from isthmus.spec import build
-from isthmus.train.doctor.check import Card
+from isthmus.tools.doctor.check import Card
 from isthmus.transport import TRANSPORTS, TransportError
 from isthmus.transport.elastic.engines import worker_name
 from isthmus.transport.elastic.membership import Meeting
 from isthmus.transport.elastic.together import meet
 from isthmus.transport.elastic.world import Elastic
-from isthmus.transport.inside import ALONE
 from isthmus.transport.peers import BufferPeers
 from isthmus.transport.rendezvous import first_line
 from isthmus.transport.torch_dist import TorchDist
+from isthmus.transport.worker_group import SINGLE_RANK
 
 _JOIN_BUDGETS = 10  # the first meeting waits so many sync budgets: as a run does
 _LATER_BUDGETS = 2
@@ -89,8 +89,8 @@ class StaticWorld:
         """See `World.meet`."""
         own = json.dumps(card | {"name": self.name}).encode()
         everybody = self._transport.quorum(0)
-        longest = max(int(length) for (length,) in everybody.gather([torch.tensor([len(own)])]))
-        texts = everybody.gather([torch.tensor(list(own.ljust(longest)), dtype=torch.uint8)])
+        longest = max(int(length) for (length,) in everybody.all_gather([torch.tensor([len(own)])]))
+        texts = everybody.all_gather([torch.tensor(list(own.ljust(longest)), dtype=torch.uint8)])
         cards = [json.loads(bytes(text.tolist())) for (text,) in texts]
         self._names = [card["name"] for card in cards]
         return dict(zip(self._names, cards, strict=True))
@@ -173,7 +173,7 @@ class ElasticWorld:
     def _try_to_meet(self, card: Card) -> str:
         """Why this was no meeting of all; empty when it was one."""
         try:
-            self._meeting = meet(ALONE, self._engine, card, self._budget_seconds)
+            self._meeting = meet(SINGLE_RANK, self._engine, card, self._budget_seconds)
         except TransportError as error:
             return str(error)
         here = set(self._meeting.cards)

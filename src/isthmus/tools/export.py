@@ -15,11 +15,11 @@ from isthmus.config import RunConfig, parse
 from isthmus.core import State, UserError
 from isthmus.models import CausalLM, save_exported
 from isthmus.parallel.state import load_local_model, named_tensors
+from isthmus.tools.model_card import Facts, model_card
 from isthmus.train import assemble
 from isthmus.train.checkpoint import Checkpoints
 from isthmus.train.folder import metrics_path, say
 from isthmus.train.metrics import Totals
-from isthmus.train.model_card import Facts, model_card
 from isthmus.train.reshard import whole_model
 
 

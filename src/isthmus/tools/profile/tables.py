@@ -8,8 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.train.profile.measure import Profile
-from isthmus.train.report import readable_bytes
+from isthmus.tools.profile.measure import Profile
+from isthmus.tools.report import readable_bytes
 
 Row = tuple[str, str, str]  # what, how much, in which sense
 

@@ -93,13 +93,13 @@ def _bandwidth(transfer: Callable[[int], float], round_trip_seconds: float, enou
 def _send(peers: Peers, message: list[torch.Tensor]) -> None:
     parts: list[list[torch.Tensor]] = [[], []]
     parts[1 - peers.rank] = message
-    peers.exchange(parts)
+    peers.all_to_all(parts)
 
 
 def _receive(peers: Peers, like: list[torch.Tensor]) -> list[torch.Tensor]:
     parts: list[list[torch.Tensor]] = [[], []]
     parts[peers.rank] = like
-    return peers.exchange(parts)[1 - peers.rank]
+    return peers.all_to_all(parts)[1 - peers.rank]
 
 
 def _bytes(count: int) -> torch.Tensor:

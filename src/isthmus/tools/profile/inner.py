@@ -12,7 +12,7 @@ from isthmus.core import UserError
 from isthmus.inner import SupervisedStep
 from isthmus.inner.micro_batch import measure_rates
 from isthmus.inner.step import Batch
-from isthmus.train.live_bytes import LiveBytes, Watch
+from isthmus.tools.live_bytes import LiveBytes, Watch
 
 
 def _attention(query: Any, key: Any, value: Any, *others: Any, **named: Any) -> int:

@@ -9,9 +9,9 @@ from typing import Any
 
 from isthmus.config import RunConfig
 from isthmus.core import UserError
-from isthmus.train.doctor.check import Check, Status
-from isthmus.train.doctor.link import Link
-from isthmus.train.report import readable_bytes
+from isthmus.tools.doctor.check import Check, Status
+from isthmus.tools.doctor.link import Link
+from isthmus.tools.report import readable_bytes
 from isthmus.transport.identity import check_identities
 
 _WARN_SECONDS, _FAIL_SECONDS = 1.0, 60.0  # between two clocks

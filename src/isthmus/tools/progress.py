@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
+from isthmus.tools.report import readable_bytes
 from isthmus.train.folder import metrics_path
-from isthmus.train.report import readable_bytes
 
 _PLAIN_SECONDS = 5.0  # between two plain lines
 

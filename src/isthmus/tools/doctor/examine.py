@@ -17,14 +17,14 @@ from rich.console import Console
 
 from isthmus.config import RunConfig
 from isthmus.core import UserError
+from isthmus.tools.doctor.check import Check
+from isthmus.tools.doctor.compare import compare_clocks, compare_workers, judge_links
+from isthmus.tools.doctor.link import Clock, Link, answer, measure
+from isthmus.tools.doctor.surroundings import data_fingerprint, look_around
+from isthmus.tools.doctor.tables import show
+from isthmus.tools.doctor.world import World, build_world
+from isthmus.tools.show import sync_bytes
 from isthmus.train import assemble
-from isthmus.train.doctor.check import Check
-from isthmus.train.doctor.compare import compare_clocks, compare_workers, judge_links
-from isthmus.train.doctor.link import Clock, Link, answer, measure
-from isthmus.train.doctor.surroundings import data_fingerprint, look_around
-from isthmus.train.doctor.tables import show
-from isthmus.train.doctor.world import World, build_world
-from isthmus.train.show import sync_bytes
 from isthmus.transport import TransportError
 from isthmus.transport.address import join_address, own_address, split_address
 from isthmus.transport.elastic.ranks import worker_number
@@ -105,7 +105,7 @@ class _Examination:
                             self._meet_one(card, cards, pair)
                 continue
             try:
-                self._world.peers(names).gather([torch.zeros(1)])  # nobody goes before all have seen the last cards
+                self._world.peers(names).all_gather([torch.zeros(1)])  # nobody goes before all have seen the last cards
                 return cards
             except TransportError:
                 continue

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
 
 
-class Inside:
+class GlooWorkerGroup:
     """What the ranks of a worker tell one another; all of them make the same calls in the same order.
 
     Args:
@@ -34,7 +34,7 @@ class Inside:
     ) -> None:
         self.rank, self.size, self.close, self._group = rank, size, close, group
 
-    def gather(self, tensors: Tensors) -> list[Tensors]:
+    def all_gather(self, tensors: Tensors) -> list[Tensors]:
         """Those of all ranks, in order; shapes and dtypes must be equal.
 
         Raises:
@@ -53,14 +53,14 @@ class Inside:
             raise RankLost(lost.ranks, str(lost)) from lost
         return unpack_each(result, tensors, self.size)
 
-    def share(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         """The values of all ranks, in order: whatever JSON can hold."""
         if self._group is None:
             return [value]
         text = json.dumps(value).encode()
-        sizes = [int(size) for (size,) in self.gather([torch.tensor(len(text))])]
+        sizes = [int(size) for (size,) in self.all_gather([torch.tensor(len(text))])]
         padded = torch.frombuffer(bytearray(text.ljust(max(sizes))), dtype=torch.uint8)
-        return [json.loads(bytes(theirs.tolist())) for (theirs,) in self.gather([padded])]
+        return [json.loads(bytes(theirs.tolist())) for (theirs,) in self.all_gather([padded])]
 
     def check(self) -> None:
         """Look whether all are there.
@@ -73,4 +73,4 @@ class Inside:
             raise RankLost(verdict.ranks, verdict.reason)
 
 
-ALONE = Inside()
+SINGLE_RANK = GlooWorkerGroup()

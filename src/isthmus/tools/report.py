@@ -8,8 +8,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from isthmus.train.modelled import modelled_utilisation
-from isthmus.train.record import Record
+from isthmus.tools.modelled import modelled_utilisation
+from isthmus.tools.record import Record
 
 LINKS = (10, 100, 1000)  # Mbit/s of the modelled columns
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from isthmus.outer.rounds import Rounds
-from isthmus.train.record import Record
+from isthmus.tools.record import Record
 
 
 def modelled_clock(record: Record, megabits_per_second: float, step_seconds: float | None = None) -> list[float]:
@@ -51,9 +51,13 @@ def _steps_of_sending(record: Record) -> dict[int, int]:
     if record.schedule is None:
         return {}
     rounds, sends = Rounds(record.schedule), list[int]()
-    efforts = {event["step"]: event["effort"] for event in record.of("sync") if event["committed"]}
+    message_fractions = {
+        event["step"]: event.get("message_fraction", event.get("effort", 1.0))
+        for event in record.of("sync")
+        if event["committed"]
+    }
     for step in range(1, record.steps + 1):
-        rounds.effort = efforts.get(step, rounds.effort)
+        rounds.message_fraction = message_fractions.get(step, rounds.message_fraction)
         sends += [step] * len(rounds.begins(step))
         rounds.adapt(step)
     return dict(enumerate(sends))

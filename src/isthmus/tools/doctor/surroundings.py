@@ -12,10 +12,10 @@ from pathlib import Path
 from isthmus.config import RunConfig
 from isthmus.core import UserError
 from isthmus.data import open_stream
+from isthmus.tools.doctor.check import Check, Status
+from isthmus.tools.report import readable_bytes
 from isthmus.train import assemble
-from isthmus.train.doctor.check import Check, Status
 from isthmus.train.folder import metrics_path
-from isthmus.train.report import readable_bytes
 from isthmus.transport.address import split_address
 
 _STATE_COPIES = 6  # at most: parameters, anchor, outer momentum, compressor memory, AdamW's two moments

@@ -14,10 +14,10 @@ from rich.console import Console
 from isthmus.config import RunConfig
 from isthmus.core import UserError
 from isthmus.recipes import load_config
-from isthmus.train.launch import Interrupted, launch, num_cores
-from isthmus.train.plot import draw
-from isthmus.train.record import Record
-from isthmus.train.report import compare, make_table
+from isthmus.tools.launch import Interrupted, launch, num_cores
+from isthmus.tools.plot import draw
+from isthmus.tools.record import Record
+from isthmus.tools.report import compare, make_table
 
 BASE = Path(__file__).with_name("demo.yaml")
 WORKERS = 4

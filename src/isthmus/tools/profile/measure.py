@@ -10,12 +10,12 @@ import torch
 from isthmus.config import RunConfig
 from isthmus.core import UserError
 from isthmus.data import open_stream
+from isthmus.tools.profile.device import describe, matrix_size, peak_flops, seconds_of
+from isthmus.tools.profile.inner import MicroBatch, count_flops, try_sizes
+from isthmus.tools.profile.sync import Link, SyncTimes, measure_syncs, model_link
+from isthmus.tools.report import LINKS
+from isthmus.tools.show import sync_bytes
 from isthmus.train import assemble
-from isthmus.train.profile.device import describe, matrix_size, peak_flops, seconds_of
-from isthmus.train.profile.inner import MicroBatch, count_flops, try_sizes
-from isthmus.train.profile.sync import Link, SyncTimes, measure_syncs, model_link
-from isthmus.train.report import LINKS
-from isthmus.train.show import sync_bytes
 
 
 @dataclass(frozen=True)

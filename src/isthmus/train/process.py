@@ -20,7 +20,7 @@ from isthmus.transport.torch_dist import JOIN_BUDGETS
 
 
 @dataclass(frozen=True)
-class Place:
+class Process:
     """One process of a run."""
 
     worker: int
@@ -35,7 +35,7 @@ class Place:
         return self.worker * self.mesh.num_ranks + self.rank
 
     @property
-    def speaks(self) -> bool:
+    def is_first_rank(self) -> bool:
         """Whether it writes and says what concerns the whole worker."""
         return self.rank == 0
 
@@ -66,7 +66,7 @@ class Place:
         return share
 
 
-def find_place(config: RunConfig) -> Place:
+def find_process(config: RunConfig) -> Process:
     """Where the launcher has put this process; the ranks of workers that have several meet.
 
     Raises:
@@ -74,21 +74,21 @@ def find_place(config: RunConfig) -> Place:
     """
     mesh, workers, elastic = config.mesh, config.train.workers, is_elastic(config)
     if elastic and mesh.num_ranks == 1:
-        return Place(worker_number())
+        return Process(worker_number())
     rank, size = find_world()
     if mesh.num_ranks == 1:
-        return Place(rank, world_size=size)
+        return Process(rank, world_size=size)
     if elastic:  # the world of torch.distributed is this worker alone
         check_ranks(size, mesh.num_ranks)
-        worker, inside, workers, name = worker_number(mesh.num_ranks), rank, 1, f"rank {rank}"
+        worker, rank, workers, name = worker_number(mesh.num_ranks), rank, 1, f"rank {rank}"
     else:
         ranks = Ranks(size, mesh.num_ranks)
         ranks.check(workers)
-        (worker, inside), name = divmod(rank, mesh.num_ranks), ranks.name(rank)
+        (worker, rank), name = divmod(rank, mesh.num_ranks), ranks.name(rank)
     device = choose_device()
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     initialise(backend, JOIN_BUDGETS * config.outer.transport["sync_budget_seconds"], name)
-    return Place(worker, inside, size, mesh, open_mesh(mesh, workers, device.type))
+    return Process(worker, rank, size, mesh, open_mesh(mesh, workers, device.type))
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def peers_named(transport: Transport, step: int) -> Iterator[None]:
         yield
     except RuntimeError:
         if transport.limits.elastic:
-            transport.inside.check()
+            transport.worker_group.check()
             raise
         transport.commit(transport.quorum(step), False)
         raise

@@ -22,10 +22,10 @@ from rich.console import Console
 from isthmus.config import RunConfig, dump
 from isthmus.core import UserError
 from isthmus.recipes.load import ENVIRONMENT_PREFIX
+from isthmus.tools.progress import LiveProgress
+from isthmus.tools.record import Record
 from isthmus.train.assemble import MEETING_PLACE, is_elastic
 from isthmus.train.folder import metrics_path, name_of
-from isthmus.train.progress import LiveProgress
-from isthmus.train.record import Record
 from isthmus.transport.address import free_port
 from isthmus.transport.rendezvous import Ranks
 from isthmus.transport.torchft.lighthouse import lighthouse

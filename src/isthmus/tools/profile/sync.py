@@ -46,9 +46,9 @@ class _Stopwatch:
     def __init__(self, compressor: Compressor) -> None:
         self._compressor, self.replicated, self.seconds = compressor, compressor.replicated, 0.0
 
-    def effort(self, state: State) -> float:
+    def message_fraction(self, state: State) -> float:
         """That of the other."""
-        return self._compressor.effort(state)
+        return self._compressor.message_fraction(state)
 
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
         """That of the other."""
