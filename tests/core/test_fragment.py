@@ -59,10 +59,19 @@ def test_tied_parameters_are_synced_once() -> None:
     assert len(split_whole(model)[0].params) == 3
 
 
-def test_more_fragments_than_blocks_is_refused() -> None:
-    with pytest.raises(UserError, match="5 blocks, fewer than 6 fragments"):
-        split_strided(Blocks(), 6)
-    with pytest.raises(UserError, match="fewer than 9 fragments"):
-        split_balanced(nn.Linear(2, 2), 9)
-    with pytest.raises(UserError, match="1 fragment, not 2"):
+@pytest.mark.parametrize("model", [Blocks(5), nn.Sequential(nn.Linear(3, 50), nn.Linear(50, 40), nn.Linear(40, 9))])
+def test_a_model_without_enough_blocks_is_split_into_balanced_parts(model, caplog) -> None:
+    with caplog.at_level("INFO"):
+        fragments = split_strided(model, 6)
+    assert covered(fragments, model)
+    assert [f.param_names for f in fragments] == [f.param_names for f in split_balanced(model, 6)]
+    (record,) = caplog.records
+    assert record.getMessage().startswith("the model has no list of at least 6 blocks (nn.ModuleList): it is split")
+
+
+def test_more_fragments_than_tensors_are_refused() -> None:
+    for split in (split_balanced, split_strided):
+        with pytest.raises(UserError, match=r"2 trainable tensors.* set outer\.schedule\.num_fragments to 2 or less"):
+            split(nn.Linear(2, 2), 9)
+    with pytest.raises(UserError, match="makes 1 fragment, not 2: set it to strided or balanced"):
         split_whole(Blocks(), 2)

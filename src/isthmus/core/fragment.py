@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,6 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from isthmus.core.types import State, Tensors, UserError
 
 BufferRule = Literal["averaged", "replicated", "local"]
+_log = logging.getLogger(__name__)
 _STATISTICS: dict[str, BufferRule] = {"running_mean": "averaged", "running_var": "averaged"}
 
 
@@ -58,7 +60,9 @@ class Fragment:
 def split_whole(model: nn.Module, num_fragments: int = 1) -> list[Fragment]:
     """The whole model as one fragment."""
     if num_fragments != 1:
-        raise UserError(f"a whole model is 1 fragment, not {num_fragments}: use the strided or balanced split")
+        raise UserError(
+            f"outer.split is whole, which makes 1 fragment, not {num_fragments}: set it to strided or balanced"
+        )
     return _with_buffers(model, [Fragment.of("all", _trainable(model))])
 
 
@@ -66,14 +70,17 @@ def split_strided(model: nn.Module, num_fragments: int) -> list[Fragment]:
     """Every P-th block of the model's block list to one fragment (arXiv 2501.18512, section 2.1, strided pattern).
 
     The block list is the longest `nn.ModuleList`; what lies outside it (embeddings, head, last norm) goes,
-    parameter by parameter in model order, to the fragment that is smallest so far.
+    parameter by parameter in model order, to the fragment that is smallest so far. A model without so many blocks is
+    split as `split_balanced` does.
     """
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     name, blocks = max(lists, key=lambda item: len(item[1]), default=("", nn.ModuleList()))
     if len(blocks) < num_fragments:
-        raise UserError(
-            f"the model, or this stage of it, has {len(blocks)} blocks, fewer than {num_fragments} fragments: use fewer"
+        _log.info(
+            "the model has no list of at least %d blocks (nn.ModuleList): it is split into %d fragments of equal size",
+            *(num_fragments, num_fragments),
         )
+        return split_balanced(model, num_fragments)
     places = {number: place for place, (number, _) in enumerate(blocks.named_children())}  # a stage has only some
     owner = {}
     for key in _trainable(model):
@@ -86,7 +93,10 @@ def split_balanced(model: nn.Module, num_fragments: int) -> list[Fragment]:
     """Tensors packed, largest first, into fragments of nearly equal size (arXiv 2604.21428)."""
     params = _trainable(model)
     if len(params) < num_fragments:
-        raise UserError(f"the model has {len(params)} parameters, fewer than {num_fragments} fragments: use fewer")
+        raise UserError(
+            f"the model has {len(params)} trainable tensors, too few for {num_fragments} fragments: "
+            f"set outer.schedule.num_fragments to {len(params)} or less"
+        )
     return _assemble(model, {}, num_fragments, order=sorted(params, key=lambda key: -params[key].numel()))
 
 
@@ -130,7 +140,7 @@ def buffer_rules(model: nn.Module) -> dict[str, BufferRule]:
 
 
 def _with_buffers(model: nn.Module, fragments: list[Fragment]) -> list[Fragment]:
-    """They move with the last fragment: once a round."""
+    """Give the buffers that workers share to the last fragment: they are synced once a round."""
     buffers, last = dict(model.named_buffers()), fragments[-1]
     for name, rule in buffer_rules(model).items():
         if name in buffers and rule != "local":
