@@ -25,7 +25,7 @@ from torch import nn
 from benchmarks.results import write
 from isthmus.config import RunConfig
 from isthmus.core.streams import drain
-from isthmus.data import LineStream
+from isthmus.data import OrderedBatches
 from isthmus.inner import INNER_OPTIMIZERS
 from isthmus.inner.step import Batch
 from isthmus.recipes import load_config
@@ -84,7 +84,7 @@ def measure(path: Path, overrides: list[str]) -> dict[str, Any]:
     config = load_config(path, ["inner.micro_batch_size=null", *overrides])
     device, spec = assemble.choose_device(), assemble.build_model_spec(config)
     assemble.seed_generators(config.train.seed, 0)
-    stream = LineStream(assemble.open_data(config, spec).samples(config.train.seed), config.inner.batch_size)
+    stream = OrderedBatches(assemble.open_data(config, spec).sample_order(config.train.seed), config.inner.batch_size)
     batches = [{name: tensor.to(device) for name, tensor in next(stream).items()} for _ in range(NUM_BATCHES)]
     ours, bare = (spec.build(config.train.seed).to(device) for _ in range(2))
     loops = {

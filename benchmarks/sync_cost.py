@@ -21,7 +21,7 @@ from torch import nn
 
 from benchmarks.results import write
 from benchmarks.wan.worker import CONFIG
-from isthmus.data import LineStream
+from isthmus.data import OrderedBatches
 from isthmus.recipes import RECIPES, load_config
 from isthmus.recipes.base import Plan
 from isthmus.train import assemble
@@ -100,8 +100,8 @@ def main() -> None:
     spec = assemble.build_model_spec(config)
     model = spec.build(0)
     step = assemble.build_inner_step(config, copy.deepcopy(model))
-    samples = assemble.open_data(config, spec).samples(config.train.seed)
-    batch = next(LineStream(samples, config.inner.batch_size))
+    samples = assemble.open_data(config, spec).sample_order(config.train.seed)
+    batch = next(OrderedBatches(samples, config.inner.batch_size))
 
     def inner_seconds() -> float:
         begin = time.process_time()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from isthmus.data.indexed import IndexedCorpus, Indices
+from isthmus.data.indexed import IndexedDataSet, Indices
 
 
 @dataclass
@@ -38,6 +38,6 @@ class Spots:
 class Blobs:
     """The data spec."""
 
-    def open(self, image_size: int) -> IndexedCorpus:
+    def open(self, image_size: int) -> IndexedDataSet:
         sizes = {"num_classes": 4, "num_channels": 1}
-        return IndexedCorpus(Spots(0, 512, image_size), Spots(512, 128, image_size), sizes)
+        return IndexedDataSet(Spots(0, 512, image_size), Spots(512, 128, image_size), sizes)

@@ -21,7 +21,7 @@ import torch
 from torch.distributed import Store, TCPStore
 
 from benchmarks.wan.contenders import CONTENDERS, Nothing
-from isthmus.data import LineStream
+from isthmus.data import OrderedBatches
 from isthmus.recipes import load_config
 from isthmus.train import assemble
 from isthmus.train.evaluate import evaluate
@@ -45,11 +45,11 @@ class Run:
         self.config, self.every = load_config(CONFIG, overrides), every
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         spec = assemble.build_model_spec(self.config)
-        corpus = assemble.open_data(self.config, spec)
+        data_set = assemble.open_data(self.config, spec)
         batch_size = self.config.inner.batch_size
         self.model = spec.build(self.config.train.seed)
-        self.stream = LineStream(corpus.samples(self.config.train.seed), batch_size, self.rank, self.size)
-        self.validation = corpus.validation(batch_size, self.config.train.eval_batches * batch_size)
+        self.stream = OrderedBatches(data_set.sample_order(self.config.train.seed), batch_size, self.rank, self.size)
+        self.validation = data_set.validation(batch_size, self.config.train.eval_batches * batch_size)
         self.store: Store = TCPStore(
             os.environ["MASTER_ADDR"], _PORT, self.size, self.rank == 0, timedelta(minutes=20), wait_for_workers=False
         )

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import GPTNeoConfig, PreTrainedTokenizerFast
 
 from isthmus.core import UserError
-from isthmus.data import DATA, LeasedStream, Ledger, LineStream
+from isthmus.data import DATA, LeasedBatches, Ledger, OrderedBatches
 from isthmus.data.huggingface import HuggingFace
 from isthmus.models import MODELS
 from isthmus.models.huggingface import HuggingFace as HuggingFaceModel
@@ -50,7 +50,7 @@ def write_parquet(path, texts):
 
 
 @pytest.fixture(params=["jsonl", "parquet"])
-def corpus_folder(tmp_path, request):
+def data_folder(tmp_path, request):
     """300 documents in four files."""
     write = write_jsonl if request.param == "jsonl" else write_parquet
     for k in range(4):
@@ -87,9 +87,9 @@ def all_tokens(tokens) -> np.ndarray:
     return tokens[np.arange(len(tokens))]
 
 
-def test_every_document_is_packed_once_on_one_side(corpus_folder):
-    corpus = HuggingFace(str(corpus_folder)).open(LENGTH)
-    train, held_out = (text_of(all_tokens(side)).split(b"\0")[:-1] for side in (corpus.train, corpus.held_out))
+def test_every_document_is_packed_once_on_one_side(data_folder):
+    data_set = HuggingFace(str(data_folder)).open(LENGTH)
+    train, held_out = (text_of(all_tokens(side)).split(b"\0")[:-1] for side in (data_set.train, data_set.held_out))
     assert len(held_out) == 15
     assert Counter(train + held_out) == Counter(text.encode() for text in documents(0, 300))
     numbers = [int(text[:7]) for text in train]
@@ -110,33 +110,33 @@ def test_the_split_is_the_same_everywhere_and_named_ones_are_taken_whole(tmp_pat
 
 def test_a_part_of_a_split_can_be_chosen(tmp_path):
     file = write_jsonl(tmp_path / "one.jsonl", documents(0, 50))
-    corpus = HuggingFace(str(file), split="train[:20]", validation_split="train[20:30]").open(LENGTH)
-    assert text_of(all_tokens(corpus.train)).count(b"\0") == 20
-    assert text_of(all_tokens(corpus.held_out)) == b"".join(text.encode() + b"\0" for text in documents(20, 30))
+    data_set = HuggingFace(str(file), split="train[:20]", validation_split="train[20:30]").open(LENGTH)
+    assert text_of(all_tokens(data_set.train)).count(b"\0") == 20
+    assert text_of(all_tokens(data_set.held_out)) == b"".join(text.encode() + b"\0" for text in documents(20, 30))
 
 
-def test_text_is_tokenised_once(corpus_folder, tokenizer_folder, monkeypatch):
-    spec = HuggingFace(str(corpus_folder), tokenizer=str(tokenizer_folder))
+def test_text_is_tokenised_once(data_folder, tokenizer_folder, monkeypatch):
+    spec = HuggingFace(str(data_folder), tokenizer=str(tokenizer_folder))
     first = spec.open(LENGTH)
     monkeypatch.setattr("isthmus.data.tokenizer.Pretrained.encode", lambda *_: pytest.fail("tokenised again"))
     again = spec.open(2 * LENGTH)
     assert np.array_equal(all_tokens(again.train), all_tokens(first.train))
 
 
-def test_tokens_are_mapped_not_read(corpus_folder):
-    corpus = HuggingFace(str(corpus_folder)).open(LENGTH)
-    assert corpus.train.dtype == np.uint8
-    assert all(not chunk.flags.owndata for chunk in corpus.train._chunks)
+def test_tokens_are_mapped_not_read(data_folder):
+    data_set = HuggingFace(str(data_folder)).open(LENGTH)
+    assert data_set.train.dtype == np.uint8
+    assert all(not chunk.flags.owndata for chunk in data_set.train._chunks)
 
 
 def test_a_tokenizer_of_transformers(tmp_path, tokenizer_folder):
     texts = ["the dog", "jumps over the fox", "æ"] * 20
     file = write_jsonl(tmp_path / "text.jsonl", texts)
-    corpus = HuggingFace(str(file), tokenizer=str(tokenizer_folder)).open(4)
+    data_set = HuggingFace(str(file), tokenizer=str(tokenizer_folder)).open(4)
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
-    assert corpus.sizes == {"vocab_size": tokenizer.get_vocab_size()}
-    assert corpus.train.dtype == np.uint16
-    both = [*all_tokens(corpus.train).tolist(), *all_tokens(corpus.held_out).tolist()]
+    assert data_set.sizes == {"vocab_size": tokenizer.get_vocab_size()}
+    assert data_set.train.dtype == np.uint16
+    both = [*all_tokens(data_set.train).tolist(), *all_tokens(data_set.held_out).tolist()]
     expected = Counter(tuple(tokenizer.encode(text).ids) for text in texts)
     read, document = Counter(), []
     for token in both:
@@ -149,24 +149,24 @@ def test_a_tokenizer_of_transformers(tmp_path, tokenizer_folder):
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])
-def test_workers_read_disjoint_windows_and_together_all(corpus_folder, num_workers):
-    samples = HuggingFace(str(corpus_folder)).open(LENGTH).samples(seed=1)
+def test_workers_read_disjoint_windows_and_together_all(data_folder, num_workers):
+    samples = HuggingFace(str(data_folder)).open(LENGTH).sample_order(seed=1)
     num_steps = samples.num_samples // (5 * num_workers)
-    streams = [LineStream(samples, 5, worker, num_workers) for worker in range(num_workers)]
+    streams = [OrderedBatches(samples, 5, worker, num_workers) for worker in range(num_workers)]
     read = [window for stream in streams for window in windows(next(stream) for _ in range(num_steps))]
     assert sorted(read) == sorted(windows([samples.read(np.arange(num_steps * 5 * num_workers))]))
 
 
-def test_the_ledger_leases_it_and_resumes_in_the_middle(corpus_folder):
-    samples = HuggingFace(str(corpus_folder)).open(LENGTH).samples(seed=1)
+def test_the_ledger_leases_it_and_resumes_in_the_middle(data_folder):
+    samples = HuggingFace(str(data_folder)).open(LENGTH).sample_order(seed=1)
     ledger = Ledger(samples.fingerprint, shard_size=4)
-    stream = LeasedStream(samples, "a", 3)
-    ledger = ledger.commit({"a": stream.claim(8)}, [])
+    stream = LeasedBatches(samples, "a", 3)
+    ledger = ledger.commit({"a": stream.propose(8)}, [])
     stream.rebase(ledger)
     next(stream)
     state = copy.deepcopy(stream.state_dict())
     expected = windows([next(stream), next(stream)])
-    again = LeasedStream(HuggingFace(str(corpus_folder)).open(LENGTH).samples(seed=1), "a", 3)
+    again = LeasedBatches(HuggingFace(str(data_folder)).open(LENGTH).sample_order(seed=1), "a", 3)
     again.load_state_dict(state)
     assert windows([next(again), next(again)]) == expected
 
@@ -175,20 +175,20 @@ def test_rows_without_text_are_named_and_passed_over_up_to_a_limit(tmp_path, cap
     texts = documents(0, 40)
     texts[7] = texts[21] = None
     file = write_jsonl(tmp_path / "text.jsonl", texts)
-    corpus = HuggingFace(str(file), max_bad_samples=2).open(LENGTH)
-    assert sum(text_of(all_tokens(side)).count(b"\0") for side in (corpus.train, corpus.held_out)) == 38
+    data_set = HuggingFace(str(file), max_bad_samples=2).open(LENGTH)
+    assert sum(text_of(all_tokens(side)).count(b"\0") for side in (data_set.train, data_set.held_out)) == 38
     assert "row 7" in capsys.readouterr().err
     again = write_jsonl(tmp_path / "again.jsonl", texts)  # the cache does not know it
     refused("its text is NoneType, not text.*raise max_bad_samples", str(again), max_bad_samples=1)
 
 
-def test_a_file_that_cannot_be_read_is_named_and_left_out(corpus_folder, capsys):
-    bad = sorted(corpus_folder.iterdir())[2]
+def test_a_file_that_cannot_be_read_is_named_and_left_out(data_folder, capsys):
+    bad = sorted(data_folder.iterdir())[2]
     bad.write_bytes(b'{"text": "cut of' if bad.suffix == ".jsonl" else b"PAR1 and then nothing")
-    corpus = HuggingFace(str(corpus_folder)).open(LENGTH)
-    assert sum(text_of(all_tokens(side)).count(b"\0") for side in (corpus.train, corpus.held_out)) == 225
+    data_set = HuggingFace(str(data_folder)).open(LENGTH)
+    assert sum(text_of(all_tokens(side)).count(b"\0") for side in (data_set.train, data_set.held_out)) == 225
     assert f"{bad}" in capsys.readouterr().err
-    refused(f"{bad.name}.*raise max_bad_samples", str(corpus_folder), max_bad_samples=0)
+    refused(f"{bad.name}.*raise max_bad_samples", str(data_folder), max_bad_samples=0)
 
 
 # bad input
@@ -241,9 +241,9 @@ def test_a_column_of_numbers_is_no_text(tmp_path):
 def test_too_little_text_is_refused(tmp_path):
     refused("has one row", str(write_jsonl(tmp_path / "one.jsonl", ["a text"])))
     refused("needs 9, the training data has 2", str(write_jsonl(tmp_path / "two.jsonl", ["a", "b"])))
-    corpus = HuggingFace(str(tmp_path / "two.jsonl"), streaming=True).open(LENGTH)
+    data_set = HuggingFace(str(tmp_path / "two.jsonl"), streaming=True).open(LENGTH)
     with pytest.raises(UserError, match="needs 9, the validation data has 2"):
-        corpus.validation(2)
+        data_set.validation(2)
 
 
 class Hub(BaseHTTPRequestHandler):

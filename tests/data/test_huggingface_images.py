@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from isthmus.core import UserError
-from isthmus.data import DATA, LineStream
+from isthmus.data import DATA, OrderedBatches
 from isthmus.data.huggingface_images import HuggingFaceImages
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -33,12 +33,14 @@ def numbers(batch) -> list[int]:
 
 
 def test_workers_read_disjoint_images_with_their_labels_and_together_all(pictures):
-    corpus = HuggingFaceImages(str(pictures), validation_fraction=0.1).open(image_size=8, num_channels=3, num_classes=4)
-    assert corpus.sizes == {"num_classes": 4}
-    streams = [LineStream(corpus.samples(seed=1), 3, worker, 2) for worker in range(2)]
+    data_set = HuggingFaceImages(str(pictures), validation_fraction=0.1).open(
+        image_size=8, num_channels=3, num_classes=4
+    )
+    assert data_set.sizes == {"num_classes": 4}
+    streams = [OrderedBatches(data_set.sample_order(seed=1), 3, worker, 2) for worker in range(2)]
     batches = [next(stream) for stream in streams for _ in range(9)]
     assert batches[0]["image"].shape == (3, 3, 8, 8)
-    held_out = [number for batch in corpus.validation(4) for number in numbers(batch)]
+    held_out = [number for batch in data_set.validation(4) for number in numbers(batch)]
     read = [number for batch in batches for number in numbers(batch)]
     assert len(held_out) == 6
     assert sorted(read + held_out) == list(range(60))
@@ -51,9 +53,11 @@ def test_a_damaged_image_is_named_and_passed_over(pictures, capsys):
     rows[7]["image"]["bytes"] = b"no image"
     damaged = pictures.with_name("damaged.parquet")
     pq.write_table(table.from_pylist(rows, schema=table.schema), damaged)
-    corpus = HuggingFaceImages(str(damaged), validation_fraction=0.1).open(image_size=8, num_channels=1, num_classes=4)
-    next(LineStream(corpus.samples(), 54))
-    corpus.validation(6)
+    data_set = HuggingFaceImages(str(damaged), validation_fraction=0.1).open(
+        image_size=8, num_channels=1, num_classes=4
+    )
+    next(OrderedBatches(data_set.sample_order(), 54))
+    data_set.validation(6)
     assert "row 7 of train" in capsys.readouterr().err
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from isthmus.core import UserError
-from isthmus.data import DATA, LineStream
+from isthmus.data import DATA, OrderedBatches
 from isthmus.data.huggingface_speech import HuggingFaceSpeech
 from isthmus.data.speech import VOCABULARY, normalised
 from tests.data import spoken
@@ -26,11 +26,11 @@ def open_rows(path: str, **options):
 
 
 def test_workers_hear_disjoint_recordings_with_their_texts_and_together_all(write):
-    corpus = open_rows(write())
-    assert corpus.sizes == {"vocab_size": len(VOCABULARY)}
-    streams = [LineStream(corpus.samples(seed=1), 3, worker, 2) for worker in range(2)]
+    data_set = open_rows(write())
+    assert data_set.sizes == {"vocab_size": len(VOCABULARY)}
+    streams = [OrderedBatches(data_set.sample_order(seed=1), 3, worker, 2) for worker in range(2)]
     batches = [next(stream) for stream in streams for _ in range(6)]
-    held_out = corpus.validation(4)
+    held_out = data_set.validation(4)
     heard = [number for batch in [*batches, *held_out] for number in numbers(batch)]
     assert sorted(heard) == list(range(ROWS))
     assert sum(len(batch["length"]) for batch in held_out) == 4
@@ -44,9 +44,9 @@ def test_workers_hear_disjoint_recordings_with_their_texts_and_together_all(writ
 
 def test_without_transcripts_a_part_of_a_long_recording_is_heard(write):
     path = write({5: {"audio": flac(np.tile(tone(5), 3)), "text": None}})
-    corpus = open_rows(path, transcripts=False)
-    assert corpus.sizes == {}
-    stream = LineStream(corpus.samples(), 36)
+    data_set = open_rows(path, transcripts=False)
+    assert data_set.sizes == {}
+    stream = OrderedBatches(data_set.sample_order(), 36)
     parts = []
     for _ in range(2):
         batch = next(stream)
@@ -59,20 +59,20 @@ def test_without_transcripts_a_part_of_a_long_recording_is_heard(write):
 def test_what_cannot_be_heard_or_has_no_text_is_named_and_passed_over(write, capsys):
     path = write({3: {"audio": {"bytes": b"no sound", "path": None}}, 8: {"text": " "}, 9: {"audio": None}})
     for _ in range(2):  # the second time the headers are in the cache
-        corpus = open_rows(path)
+        data_set = open_rows(path)
         told = capsys.readouterr().err
         assert "'row 3 of train' cannot be read" in told
         assert "'row 8 of train' cannot be read (it has no transcript): passed over" in told
         assert "'row 9 of train' cannot be read (it has no sound): passed over" in told
-        heard = numbers(corpus.train.read(np.arange(len(corpus.train)), None)) + numbers(corpus.validation(40)[0])
+        heard = numbers(data_set.train.read(np.arange(len(data_set.train)), None)) + numbers(data_set.validation(40)[0])
         assert sorted(heard) == sorted(set(range(ROWS)) - {3, 8, 9})
     with pytest.raises(UserError, match="the bad sample number 3: mend the data, or raise max_bad_samples"):
         open_rows(path, max_bad_samples=2)
 
 
 def test_recordings_too_long_for_their_texts_are_left_out_and_counted(write, capsys):
-    corpus = open_rows(write({5: {"audio": flac(np.tile(tone(5), 3))}}))
-    assert len(corpus.train) + len(corpus.held_out) == ROWS - 1
+    data_set = open_rows(write({5: {"audio": flac(np.tile(tone(5), 3))}}))
+    assert len(data_set.train) + len(data_set.held_out) == ROWS - 1
     assert f"recordings are longer than {SIZE} samples and left out" in capsys.readouterr().err
 
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from isthmus.core import UserError
-from isthmus.data import DATA, LineStream
+from isthmus.data import DATA, OrderedBatches
 from isthmus.data.images import Images
 from isthmus.models.resnet import ResNet
 from isthmus.recipes import load_config
@@ -57,11 +57,11 @@ def everything(source) -> dict:
 def test_the_digits_are_scikit_learns():
     from sklearn.datasets import load_digits
 
-    corpus = Images(validation_fraction=0.2).open(8, 1)
-    train, held_out = everything(corpus.train), everything(corpus.held_out)
+    data_set = Images(validation_fraction=0.2).open(8, 1)
+    train, held_out = everything(data_set.train), everything(data_set.held_out)
     assert len(train["label"]) + len(held_out["label"]) == 1797
     assert 300 < len(held_out["label"]) < 420
-    assert corpus.sizes == {"num_classes": 10}
+    assert data_set.sizes == {"num_classes": 10}
     assert train["image"].dtype == torch.float32
     assert train["label"].dtype == torch.int64
     assert (train["image"].min(), train["image"].max()) == (-1, 1)
@@ -77,11 +77,11 @@ def test_the_digits_are_scikit_learns():
 
 def test_classes_are_numbered_by_name_and_split_by_a_hash_of_the_path(folder, tmp_path):
     def sides(root):
-        corpus = open_images(root, validation_fraction=0.3)
-        for side in (corpus.train, corpus.held_out):
+        data_set = open_images(root, validation_fraction=0.3)
+        for side in (data_set.train, data_set.held_out):
             batch = everything(side)
             assert batch["label"].tolist() == [number // 20 for number in numbers(batch)]
-        return set(numbers(everything(corpus.train))), set(numbers(everything(corpus.held_out)))
+        return set(numbers(everything(data_set.train))), set(numbers(everything(data_set.held_out)))
 
     train, held_out = sides(folder)
     assert sorted(train | held_out) == list(range(60))
@@ -101,11 +101,11 @@ def test_train_and_validation_folders_are_taken_as_they_are(tmp_path, name):
     for number in range(12):
         save(tmp_path / "train" / CLASSES[number % 3] / f"{number}.JPG", number_image(number), quality=100)
     save(tmp_path / name / "cat" / "0.png", number_image(99))
-    corpus = open_images(tmp_path)
-    assert everything(corpus.train)["label"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    assert numbers(everything(corpus.held_out)) == [99]
-    assert everything(corpus.held_out)["label"].tolist() == [2]
-    assert corpus.sizes == {"num_classes": 3}
+    data_set = open_images(tmp_path)
+    assert everything(data_set.train)["label"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert numbers(everything(data_set.held_out)) == [99]
+    assert everything(data_set.held_out)["label"].tolist() == [2]
+    assert data_set.sizes == {"num_classes": 3}
 
 
 @pytest.mark.parametrize("wide", [True, False])
@@ -144,9 +144,9 @@ def test_unusual_files_look_as_they_should(tmp_path):
     save(folder / "turned.jpg", half, exif=exif, quality=95)
     save(folder / "palette.gif", half)
     Image.fromarray(np.full((10, 10), 0x8000, np.uint16)).save(folder / "deep.png")
-    corpus = open_images(tmp_path / "all")
-    names = [*corpus.train._names, *corpus.held_out._names]
-    pixels = torch.cat([everything(corpus.train)["image"], everything(corpus.held_out)["image"]])
+    data_set = open_images(tmp_path / "all")
+    names = [*data_set.train._names, *data_set.held_out._names]
+    pixels = torch.cat([everything(data_set.train)["image"], everything(data_set.held_out)["image"]])
     seen = {name.split("/")[-1]: image for name, image in zip(names, pixels, strict=True)}
     assert seen["turned.jpg"][0, :3].min() > 0.8
     assert seen["turned.jpg"][0, 5:].max() < -0.8
@@ -191,7 +191,7 @@ def test_half_of_the_images_are_mirrored_where_that_is_wanted(tmp_path):
 
 
 def test_what_is_random_depends_on_the_seed_alone(tmp_path):
-    samples = [open_images(gradient(tmp_path)).samples(seed) for seed in (1, 1, 2)]
+    samples = [open_images(gradient(tmp_path)).sample_order(seed) for seed in (1, 1, 2)]
     first, again, other = (each.read(np.arange(30))["image"] for each in samples)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -201,17 +201,17 @@ def test_what_is_random_depends_on_the_seed_alone(tmp_path):
 
 def test_workers_share_a_folder_and_go_on_where_others_stopped(folder):
     """Two workers read disjoint images; then three go on, who read all that is left of the epoch, once."""
-    corpus = open_images(folder)
-    size = len(corpus.train)
+    data_set = open_images(folder)
+    size = len(data_set.train)
     assert size >= 50
-    two = [LineStream(corpus.samples(seed=5), 4, worker, 2) for worker in range(2)]
+    two = [OrderedBatches(data_set.sample_order(seed=5), 4, worker, 2) for worker in range(2)]
     read = [number for _ in range(3) for stream in two for number in numbers(next(stream))]
-    three = [LineStream(open_images(folder).samples(seed=5), 2, worker, 3) for worker in range(3)]
+    three = [OrderedBatches(open_images(folder).sample_order(seed=5), 2, worker, 3) for worker in range(3)]
     for stream in three:
         stream.load_state_dict(two[0].state_dict())
     read += [number for _ in range(5) for stream in three for number in numbers(next(stream))]
     assert len(read) == 54
-    assert sorted(read[:size]) == sorted(numbers(everything(corpus.train)))
+    assert sorted(read[:size]) == sorted(numbers(everything(data_set.train)))
     state = three[1].state_dict()
     expected = next(three[1])
     three[1].load_state_dict(state)

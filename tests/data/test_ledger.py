@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from isthmus.data.ledger import MAX_DEMAND, Ledger, cut, join, length
 
 
-def claim(since: int = -1, samples: int = 0, demand: int = 0) -> dict[str, int]:
+def proposal(since: int = -1, samples: int = 0, demand: int = 0) -> dict[str, int]:
     return {"since": since, "samples": samples, "demand": demand}
 
 
 def opened(*workers: str, demand: int = 20, lease_commits: int = 3) -> Ledger:
     """A run of which nobody has read anything yet: shards of ten, the workers have two each."""
     ledger = Ledger("numbers", shard_size=10, lease_commits=lease_commits)
-    return ledger.commit({worker: claim(demand=demand) for worker in workers}, ())
+    return ledger.commit({worker: proposal(demand=demand) for worker in workers}, ())
 
 
 def leases(ledger: Ledger) -> dict[str, tuple[tuple[int, int], ...]]:
-    return {worker: holding.leases for worker, holding in ledger.holdings.items()}
+    return {worker: holding.leases for worker, holding in ledger.workers.items()}
 
 
 def test_the_first_commit_leases_whole_shards_by_name():
@@ -32,34 +32,34 @@ def test_the_first_commit_leases_whole_shards_by_name():
 
 def test_a_commit_advances_contributors_and_fills_up_what_they_ask_for():
     ledger = opened("a", "b")
-    claims = {"a": claim(1, 13, demand=20), "b": claim(1, 7, demand=20)}
-    after = ledger.commit(claims, ["a"])
+    proposals = {"a": proposal(1, 13, demand=20), "b": proposal(1, 7, demand=20)}
+    after = ledger.commit(proposals, ["a"])
     assert leases(after) == {"a": ((13, 20), (40, 60)), "b": ((20, 40), (60, 70))}
     assert after.samples == 13
-    assert after.holdings["a"].samples == 13
-    assert after.holdings["b"].samples == 0  # it was there, but its pseudo-gradient is not in the mean
+    assert after.workers["a"].samples == 13
+    assert after.workers["b"].samples == 0  # it was there, but its pseudo-gradient is not in the mean
     assert (ledger.commits, ledger.samples) == (1, 0)  # a value: the old one is as it was
-    assert after.gain("a", claim(1, 15)) == 2
+    assert after.gain("a", proposal(1, 15)) == 2
 
 
-def test_the_same_claim_again_adds_nothing():
-    """Fragments that are captured at one step come with one claim."""
+def test_the_same_proposal_again_adds_nothing():
+    """Fragments that are captured at one step come with one proposal."""
     ledger = opened("a")
-    once = ledger.commit({"a": claim(1, 13, 5)}, ["a"])
-    twice = once.commit({"a": claim(1, 13, 5)}, ["a"])
+    once = ledger.commit({"a": proposal(1, 13, 5)}, ["a"])
+    twice = once.commit({"a": proposal(1, 13, 5)}, ["a"])
     assert (twice.samples, leases(twice), twice.commits) == (13, leases(once), 3)
 
 
 def test_an_absent_worker_keeps_its_leases_for_a_few_commits_then_returns_them_where_they_are_committed():
     ledger = opened("a", "b", lease_commits=2)
-    ledger = ledger.commit({"a": claim(1, 3, 20), "b": claim(1, 5, 0)}, ["a", "b"])
+    ledger = ledger.commit({"a": proposal(1, 3, 20), "b": proposal(1, 5, 0)}, ["a", "b"])
     for _ in range(2):
-        ledger = ledger.commit({"a": claim(1, 3, 20)}, ())
+        ledger = ledger.commit({"a": proposal(1, 3, 20)}, ())
         assert leases(ledger)["b"] == ((25, 40),)
-    ledger = ledger.commit({"a": claim(1, 3, 20)}, ())
+    ledger = ledger.commit({"a": proposal(1, 3, 20)}, ())
     assert leases(ledger) == {"a": ((3, 20), (40, 50))}
     assert ledger.returned == ((25, 40),)
-    ledger = ledger.commit({"a": claim(1, 3, 30), "c": claim(demand=20)}, ())
+    ledger = ledger.commit({"a": proposal(1, 3, 30), "c": proposal(demand=20)}, ())
     assert leases(ledger) == {"a": ((3, 20), (40, 50), (25, 30)), "c": ((30, 40), (50, 60))}  # returned ones first
     assert ledger.samples == 8
 
@@ -70,11 +70,11 @@ def test_what_was_given_back_is_leased_from_left_to_right_whatever_the_order_of_
         ledger.state_dict() | {"holdings": dict(reversed(ledger.state_dict()["holdings"].items()))}
     )
     for same in (ledger, backwards):
-        same = same.commit({"a": claim(1, 7, 0), "c": claim(1, 5, 0)}, ["a", "c"])
-        same = same.commit({"d": claim(demand=1)}, ())  # all others are gone
+        same = same.commit({"a": proposal(1, 7, 0), "c": proposal(1, 5, 0)}, ["a", "c"])
+        same = same.commit({"d": proposal(demand=1)}, ())  # all others are gone
         assert leases(same) == {"d": ((7, 10),)}
         assert same.returned == ((10, 40), (45, 60))
-        same = same.commit({"d": claim(2 + 1, 0, 36)}, ())
+        same = same.commit({"d": proposal(2 + 1, 0, 36)}, ())
         assert leases(same) == {"d": ((7, 40), (45, 50))}
         assert same.returned == ((50, 60),)
 
@@ -82,18 +82,18 @@ def test_what_was_given_back_is_leased_from_left_to_right_whatever_the_order_of_
 def test_a_worker_that_comes_back_in_time_keeps_its_leases():
     ledger = opened("a", "b", lease_commits=2)
     for _ in range(2):
-        ledger = ledger.commit({"a": claim(1, 0, 20)}, ())
-    ledger = ledger.commit({"a": claim(1, 0, 20), "b": claim(1, 11, 20)}, ["b"])
+        ledger = ledger.commit({"a": proposal(1, 0, 20)}, ())
+    ledger = ledger.commit({"a": proposal(1, 0, 20), "b": proposal(1, 11, 20)}, ["b"])
     assert leases(ledger) == {"a": ((0, 20),), "b": ((31, 60),)}  # neighbours are one lease
     assert ledger.samples == 11
 
 
-def test_a_new_holding_does_not_take_the_claims_of_an_old_one():
-    ledger = opened("a", "b", lease_commits=0).commit({"a": claim(1, 0, 20)}, ())
-    ledger = ledger.commit({"a": claim(1, 0, 20), "b": claim(demand=20)}, ())
+def test_new_leases_do_not_take_the_proposals_of_old_ones():
+    ledger = opened("a", "b", lease_commits=0).commit({"a": proposal(1, 0, 20)}, ())
+    ledger = ledger.commit({"a": proposal(1, 0, 20), "b": proposal(demand=20)}, ())
     assert leases(ledger)["b"] == ((20, 40),)  # the very samples that it had
-    assert "leased at commit 1, but holds those of 3" in ledger.check("b", claim(1, 5))
-    assert ledger.check("b", claim(3, 5)) == ""
+    assert "leased at commit 1, but holds those of 3" in ledger.check("b", proposal(1, 5))
+    assert ledger.check("b", proposal(3, 5)) == ""
 
 
 REFUSED = {
@@ -101,26 +101,26 @@ REFUSED = {
     "text": "all of it",
     "list": [1, 0, 0],
     "missing": {"since": 1, "samples": 0},
-    "more": claim(1) | {"shard": 3},
-    "fraction": claim(1) | {"samples": 3.0},
-    "bool": claim(1) | {"samples": True},
-    "no number": claim(1) | {"samples": None},
-    "negative": claim(1, -1),
-    "negative demand": claim(1, 0, -1),
-    "greedy": claim(1, 0, MAX_DEMAND + 1),
-    "another's": claim(2, 0),
-    "no holding, but samples": claim(-1, 5),
-    "before all": claim(-2),
-    "beyond": claim(1, 31),
-    "backwards": claim(1, 2),
+    "more": proposal(1) | {"shard": 3},
+    "fraction": proposal(1) | {"samples": 3.0},
+    "bool": proposal(1) | {"samples": True},
+    "no number": proposal(1) | {"samples": None},
+    "negative": proposal(1, -1),
+    "negative demand": proposal(1, 0, -1),
+    "greedy": proposal(1, 0, MAX_DEMAND + 1),
+    "another's": proposal(2, 0),
+    "no holding, but samples": proposal(-1, 5),
+    "before all": proposal(-2),
+    "beyond": proposal(1, 31),
+    "backwards": proposal(1, 2),
 }
 
 
 @pytest.mark.parametrize("bad", REFUSED.values(), ids=REFUSED.keys())
-def test_a_bad_claim_is_refused_with_a_reason_and_changes_nothing(bad):
-    ledger = opened("a", "b").commit({"a": claim(1, 3, 20)}, ["a"])
+def test_a_bad_proposal_is_refused_with_a_reason_and_changes_nothing(bad):
+    ledger = opened("a", "b").commit({"a": proposal(1, 3, 20)}, ["a"])
     assert leases(ledger)["a"] == ((3, 20), (40, 50))
-    assert ledger.check("a", claim(1, 30, MAX_DEMAND)) == ""
+    assert ledger.check("a", proposal(1, 30, MAX_DEMAND)) == ""
     reason = ledger.check("a", bad)
     assert reason.startswith("a: ")
     assert "\n" not in reason
@@ -130,24 +130,24 @@ def test_a_bad_claim_is_refused_with_a_reason_and_changes_nothing(bad):
 
 def test_a_contributor_must_be_present_and_a_stranger_has_read_nothing():
     ledger = opened("a")
-    with pytest.raises(ValueError, match="no claim"):
+    with pytest.raises(ValueError, match="its proposal is missing"):
         ledger.commit({}, ["a"])
-    assert ledger.check("c", claim(samples=5))
-    assert ledger.check("c", claim()) == ""
-    assert ledger.commit({"c": claim(demand=5)}, ["c"]).samples == 0
+    assert ledger.check("c", proposal(samples=5))
+    assert ledger.check("c", proposal()) == ""
+    assert ledger.commit({"c": proposal(demand=5)}, ["c"]).samples == 0
 
 
 @pytest.mark.parametrize("bad", REFUSED.values(), ids=REFUSED.keys())
 def test_who_sends_nonsense_but_does_not_contribute_is_only_there(bad):
     """It keeps its leases, and gets at most what it may ask for."""
     ledger = opened("a", "b")
-    after = ledger.commit({"a": bad, "b": claim(1, 5, 20)}, ["b"])
+    after = ledger.commit({"a": bad, "b": proposal(1, 5, 20)}, ["b"])
     assert leases(after)["a"] == ((0, 20),)
-    assert after.holdings["a"].seen == 2
+    assert after.workers["a"].seen == 2
 
 
 def test_a_state_goes_through_json():
-    ledger = opened("a", "b", "ü", lease_commits=0).commit({"a": claim(1, 13, 25)}, ["a"])
+    ledger = opened("a", "b", "ü", lease_commits=0).commit({"a": proposal(1, 13, 25)}, ["a"])
     again = Ledger.from_state_dict(json.loads(json.dumps(ledger.state_dict())))
     assert again == ledger
     assert again.digest() == ledger.digest()
@@ -164,7 +164,7 @@ def paths(value: object, path: tuple[object, ...] = ()) -> list[tuple[object, ..
     return [path]
 
 
-STATE = opened("a", "b", lease_commits=0).commit({"a": claim(1, 13, 25)}, ["a"]).state_dict()
+STATE = opened("a", "b", lease_commits=0).commit({"a": proposal(1, 13, 25)}, ["a"]).state_dict()
 
 
 @pytest.mark.parametrize("path", paths(STATE), ids=str)
@@ -209,21 +209,21 @@ def test_the_same_commits_make_the_same_ledger_whatever_the_order_of_the_cards(d
     ledgers = [Ledger("numbers", 10, 1)] * 2
     for _ in range(data.draw(st.integers(1, 8))):
         here = data.draw(st.permutations(names))[: data.draw(st.integers(1, 4))]
-        claims = {}
+        proposals = {}
         for name in here:
-            held = ledgers[0].holdings.get(name)
+            held = ledgers[0].workers.get(name)
             most = length(held.leases) if held else 0
             samples = (held.samples if held else 0) + data.draw(st.integers(0, most))
-            claims[name] = claim(held.since if held else -1, samples, data.draw(st.integers(0, 40)))
+            proposals[name] = proposal(held.since if held else -1, samples, data.draw(st.integers(0, 40)))
         contributors = [name for name in here if data.draw(st.booleans())]
-        expected = ledgers[0].samples + sum(ledgers[0].gain(name, claims[name]) for name in contributors)
-        other_order = {name: claims[name] for name in reversed(list(claims))}
-        ledgers = [ledgers[0].commit(claims, contributors), ledgers[1].commit(other_order, contributors[::-1])]
+        expected = ledgers[0].samples + sum(ledgers[0].gain(name, proposals[name]) for name in contributors)
+        other_order = {name: proposals[name] for name in reversed(list(proposals))}
+        ledgers = [ledgers[0].commit(proposals, contributors), ledgers[1].commit(other_order, contributors[::-1])]
         assert ledgers[0].digest() == ledgers[1].digest()
         assert ledgers[0].samples == expected
-        for name, given_claim in claims.items():
-            held = ledgers[0].holdings[name]
-            assert held.samples + length(held.leases) >= given_claim["samples"] + given_claim["demand"]
+        for name, asked in proposals.items():
+            held = ledgers[0].workers[name]
+            assert held.samples + length(held.leases) >= asked["samples"] + asked["demand"]
 
 
 def test_ten_thousand_commits_of_eight_workers_leave_a_small_state():
@@ -232,15 +232,15 @@ def test_ten_thousand_commits_of_eight_workers_leave_a_small_state():
     names, ledger, largest = [f"worker-{i}" for i in range(8)], Ledger("numbers"), 0
     away: dict[str, int] = {}
     for commit in range(10_000):
-        claims = {}
+        proposals = {}
         for speed, name in enumerate(names, start=1):
-            held = ledger.holdings.get(name)
+            held = ledger.workers.get(name)
             took = 100 * speed + chance.randrange(50)
             samples = held.samples + min(took, length(held.leases)) if held else 0
             if away.get(name, 0) <= commit:
-                claims[name] = claim(held.since if held else -1, samples, 3 * took)
-        contributors = [name for name in claims if chance.random() < 0.9]
-        ledger = ledger.commit(claims, contributors)
+                proposals[name] = proposal(held.since if held else -1, samples, 3 * took)
+        contributors = [name for name in proposals if chance.random() < 0.9]
+        ledger = ledger.commit(proposals, contributors)
         if chance.random() < 0.2:
             slot = chance.randrange(8)
             if chance.random() < 0.5:

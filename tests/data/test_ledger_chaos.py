@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from isthmus.data import LeasedStream, Ledger
-from isthmus.data.leased import Rebase
+from isthmus.data import LeasedBatches, Ledger
+from isthmus.data.leased_batches import Rebase
 from tests.data.numbers import Numbers
 
 NAMES = ["a", "b", "c", "d", "e"]
@@ -25,28 +25,28 @@ def through_json(state: dict[str, Any]) -> dict[str, Any]:
 class Worker:
     """A worker, and what its pseudo-gradient would hold if it were captured now."""
 
-    stream: LeasedStream
+    stream: LeasedBatches
     ledger: Ledger
     gradient: list[int] = field(default_factory=list)
     captures: set[int] = field(default_factory=set)  # lengths at which it was captured: it can be parted only there
 
     def capture(self, batches_ahead: int) -> dict[str, int]:
         self.captures.add(len(self.gradient))
-        return through_json(self.stream.claim(batches_ahead))
+        return through_json(self.stream.propose(batches_ahead))
 
     def adopt(self, ledger: Ledger) -> Rebase:
         """What the house does after a commit and after a heal."""
         self.ledger = ledger
         moved = self.stream.rebase(ledger)
         assert moved.void in (0, len(self.gradient))
-        assert moved.landed in {0, *self.captures}
-        done = moved.void or moved.landed
+        assert moved.committed in {0, *self.captures}
+        done = moved.void or moved.committed
         self.gradient = self.gradient[done:]
         self.captures = {length - done for length in self.captures if length > done and not moved.void}
         return moved
 
     def drop(self) -> None:
-        self.stream.rewind()
+        self.stream.roll_back()
         self.gradient, self.captures = [], set()
 
     def read(self, num_batches: int) -> None:
@@ -72,15 +72,15 @@ class Chaos(RuleBasedStateMachine):
         """Three workers, to whom the first commit gives leases."""
         for name in NAMES[:3]:
             self.join(name)
-        claims = {name: worker.stream.claim(batches_ahead) for name, worker in self.workers.items()}
-        self.ledger = self.ledger.commit(claims, ())
+        proposals = {name: worker.stream.propose(batches_ahead) for name, worker in self.workers.items()}
+        self.ledger = self.ledger.commit(proposals, ())
         for name in self.workers:
             self.heal(name)
 
     @rule(name=st.sampled_from(NAMES))
     def join(self, name: str) -> None:
         """A new worker, or one that died (or dies now) and begins again under its name."""
-        self.workers[name] = Worker(LeasedStream(Numbers(), name, BATCH_SIZES[name]), Ledger("numbers", 4, 1))
+        self.workers[name] = Worker(LeasedBatches(Numbers(), name, BATCH_SIZES[name]), Ledger("numbers", 4, 1))
         self.heal(name)
 
     @precondition(lambda self: self.workers)
@@ -112,7 +112,7 @@ class Chaos(RuleBasedStateMachine):
         """However old the checkpoint; where its ledger is the newest, it goes on at once, else it heals."""
         name = data.draw(st.sampled_from(sorted(self.disk)))
         position, ledger, gradient, captures = self.disk[name]
-        worker = Worker(LeasedStream(Numbers(), name, BATCH_SIZES[name]), Ledger.from_state_dict(ledger))
+        worker = Worker(LeasedBatches(Numbers(), name, BATCH_SIZES[name]), Ledger.from_state_dict(ledger))
         worker.stream.load_state_dict(position)
         worker.gradient, worker.captures = list(gradient), set(captures)
         self.workers[name] = worker
@@ -144,20 +144,20 @@ class Chaos(RuleBasedStateMachine):
         able = sorted(name for name in met if self.workers[name].ledger == self.ledger)
         contributors = set(able) - data.draw(some, label="left out")
         saw = set(able) - data.draw(some, label="did not see the vote")
-        claims = {name: self.workers[name].capture(batches_ahead) for name in sorted(met)}
-        assert {name: self.ledger.check(name, claims[name]) for name in able} == dict.fromkeys(able, "")
+        proposals = {name: self.workers[name].capture(batches_ahead) for name in sorted(met)}
+        assert {name: self.ledger.check(name, proposals[name]) for name in able} == dict.fromkeys(able, "")
         captured = {name: list(self.workers[name].gradient) for name in contributors}
         for name in sorted(met):
             self.workers[name].read(overlap)
         if not saw:  # nobody committed, so it is as if the vote had been no
             return
-        after = {name: self.workers[name].ledger.commit(claims, contributors) for name in saw}
+        after = {name: self.workers[name].ledger.commit(proposals, contributors) for name in saw}
         assert len({ledger.digest() for ledger in after.values()}) == 1
         self.ledger = after[min(saw)]
         for gradient in captured.values():
             self.entered.update(gradient)
         for name in saw:
-            assert self.workers[name].adopt(after[name]) == Rebase(landed=len(captured.get(name, [])))
+            assert self.workers[name].adopt(after[name]) == Rebase(committed=len(captured.get(name, [])))
         for name in met - set(able):
             self.heal(name)
 
@@ -172,7 +172,7 @@ class Chaos(RuleBasedStateMachine):
     def the_ledger_says_what_entered(self) -> None:
         """Nothing twice, and the sums are equal, at every commit; what entered is all that is below the frontier."""
         assert self.entered.total() == self.ledger.samples == len(self.entered)
-        held = [lease for holding in self.ledger.holdings.values() for lease in holding.leases]
+        held = [lease for holding in self.ledger.workers.values() for lease in holding.leases]
         open_positions = {position for lease in [*held, *self.ledger.returned] for position in range(*lease)}
         assert set(self.entered) == set(range(self.ledger.frontier)) - open_positions
 
@@ -194,10 +194,10 @@ class Chaos(RuleBasedStateMachine):
         for _ in range(2 * frontier):
             worker, before = self.workers["a"], self.ledger.samples
             worker.read(64)
-            claims = {"a": worker.capture(64)}
+            proposals = {"a": worker.capture(64)}
             self.entered.update(worker.gradient)
-            self.ledger = self.ledger.commit(claims, ["a"])
-            assert worker.adopt(self.ledger) == Rebase(landed=worker.ledger.samples - before)
+            self.ledger = self.ledger.commit(proposals, ["a"])
+            assert worker.adopt(self.ledger) == Rebase(committed=worker.ledger.samples - before)
             if all(position in self.entered for position in range(frontier)):
                 break
         assert set(range(frontier)) <= self.entered.keys()

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from isthmus.core import UserError
-from isthmus.data import LineStream
-from isthmus.data.indexed import IndexedCorpus
+from isthmus.data import OrderedBatches
+from isthmus.data.indexed import IndexedDataSet
 from tests.data.numbers import Numbers
 
 
@@ -28,7 +28,7 @@ class Rows:
 
 
 def rows(size: int = 10, fingerprint: str = "rows"):
-    return IndexedCorpus(Rows(size, fingerprint), Rows(4), {})
+    return IndexedDataSet(Rows(size, fingerprint), Rows(4), {})
 
 
 def take(stream, num_batches):
@@ -37,25 +37,25 @@ def take(stream, num_batches):
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 def test_workers_read_disjoint_samples_and_together_all(num_workers):
-    streams = [LineStream(Numbers(), 4, worker, num_workers) for worker in range(num_workers)]
+    streams = [OrderedBatches(Numbers(), 4, worker, num_workers) for worker in range(num_workers)]
     read = [take(stream, 5) for stream in streams]
     assert sorted(number for numbers in read for number in numbers) == list(range(20 * num_workers))
 
 
 def test_identity_37_a_restored_position_goes_on_bitwise():
-    stream = LineStream(rows().samples(seed=3), 3, worker=1, num_workers=2)
+    stream = OrderedBatches(rows().sample_order(seed=3), 3, worker=1, num_workers=2)
     for _ in range(8):
         state = copy.deepcopy(stream.state_dict())
-        resumed = LineStream(rows().samples(seed=3), 3, worker=1, num_workers=2)
+        resumed = OrderedBatches(rows().sample_order(seed=3), 3, worker=1, num_workers=2)
         resumed.load_state_dict(state)
         expected, got = next(stream), next(resumed)
         assert all(torch.equal(got[key], expected[key]) for key in expected)
 
 
 def test_after_two_workers_three_read_on_without_loss():
-    two = [LineStream(Numbers(), 4, worker, 2) for worker in range(2)]
+    two = [OrderedBatches(Numbers(), 4, worker, 2) for worker in range(2)]
     read = [number for stream in two for number in take(stream, 6)]
-    three = [LineStream(Numbers(), 4, worker, 3) for worker in range(3)]
+    three = [OrderedBatches(Numbers(), 4, worker, 3) for worker in range(3)]
     for stream in three:
         stream.load_state_dict(two[0].state_dict())
         read += take(stream, 2)
@@ -63,13 +63,13 @@ def test_after_two_workers_three_read_on_without_loss():
 
 
 def test_every_sample_comes_once_an_epoch_in_an_order_of_its_own():
-    samples = rows().samples(seed=1)
+    samples = rows().sample_order(seed=1)
     epochs = [samples.read(10 * epoch + np.arange(10)) for epoch in range(4)]
     assert all(sorted(epoch["row"].tolist()) == list(range(10)) for epoch in epochs)
     assert len({tuple(epoch["row"].tolist()) for epoch in epochs}) == 4
     assert len({seed for epoch in epochs for seed in epoch["seed"].tolist()}) == 40, "altered anew every time"
-    assert not torch.equal(rows().samples(seed=2).read(np.arange(10))["row"], epochs[0]["row"])
-    assert torch.equal(rows().samples(seed=1).read(np.arange(7, 13))["row"][3:], epochs[1]["row"][:3])
+    assert not torch.equal(rows().sample_order(seed=2).read(np.arange(10))["row"], epochs[0]["row"])
+    assert torch.equal(rows().sample_order(seed=1).read(np.arange(7, 13))["row"][3:], epochs[1]["row"][:3])
 
 
 def test_validation_is_fixed():
@@ -80,12 +80,12 @@ def test_validation_is_fixed():
 
 def test_bad_values_are_refused():
     with pytest.raises(UserError, match="batch_size is 0"):
-        LineStream(Numbers(), 0)
+        OrderedBatches(Numbers(), 0)
     with pytest.raises(UserError, match="no training samples"):
         rows(0)
-    state = LineStream(rows().samples(), 3).state_dict()
+    state = OrderedBatches(rows().sample_order(), 3).state_dict()
     for other in (rows(11), rows(10, "others")):
         with pytest.raises(UserError, match="restore the data"):
-            LineStream(other.samples(), 3).load_state_dict(state)
+            OrderedBatches(other.sample_order(), 3).load_state_dict(state)
     with pytest.raises(UserError, match="restore the data"):
-        LineStream(rows().samples(seed=1), 3).load_state_dict(state)
+        OrderedBatches(rows().sample_order(seed=1), 3).load_state_dict(state)

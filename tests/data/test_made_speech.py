@@ -12,7 +12,7 @@ from isthmus.data.speech import Speech
 RATE = 16_000
 
 
-def corpus(source: str = "formants", num_samples: int = RATE, **options):
+def data_set(source: str = "formants", num_samples: int = RATE, **options):
     return Speech(source, **options).open(RATE, num_samples)
 
 
@@ -64,7 +64,7 @@ def test_higher_voices_have_higher_pitch():
 
 
 def test_a_recording_is_the_same_for_the_same_seed_and_varies_with_it():
-    first, again = corpus().train, corpus().train
+    first, again = data_set().train, data_set().train
     indices = np.arange(6)
     one, same, other = (
         source.read(indices, np.array(seeds))
@@ -77,44 +77,44 @@ def test_a_recording_is_the_same_for_the_same_seed_and_varies_with_it():
 
 
 def test_speakers_are_on_one_side_and_recordings_fit():
-    opened = corpus(validation_fraction=0.2)
+    opened = data_set(validation_fraction=0.2)
     assert len(opened.train) + len(opened.held_out) == 2000
     assert 100 <= len(opened.held_out) <= 800
     batch = opened.held_out.read(np.arange(50), None)
     assert set(batch["length"].tolist()) == {RATE // 2, RATE}
     assert opened.sizes == {"vocab_size": 32}
-    assert set(corpus(transcripts=False).train.read(np.arange(1), None)) == {"audio", "length"}
+    assert set(data_set(transcripts=False).train.read(np.arange(1), None)) == {"audio", "length"}
 
 
 def test_longer_recordings_hold_more_words():
-    text = corpus(num_samples=4 * RATE).train.read(np.arange(30), None)["text"]
+    text = data_set(num_samples=4 * RATE).train.read(np.arange(30), None)["text"]
     num_words = (text == 4).sum(dim=1) + 1
     assert set(num_words.tolist()) == {4, 5, 6, 7, 8}
 
 
 def test_who_speaks_is_said(capsys, monkeypatch):
-    corpus()
+    data_set()
     assert capsys.readouterr().err == "data: spoken digits by formant synthesis\n"
     monkeypatch.setenv("PATH", "")  # nothing is installed
-    corpus("made")
+    data_set("made")
     assert capsys.readouterr().err == "data: spoken digits by formant synthesis\n"
     with pytest.raises(UserError, match="espeak-ng is not installed"):
-        corpus("espeak")
+        data_set("espeak")
 
 
 def test_what_leaves_no_room_for_a_word_is_refused():
     with pytest.raises(UserError, match="a spoken digit takes 8000 samples, the model has 7999"):
-        corpus(num_samples=7999)
+        data_set(num_samples=7999)
     with pytest.raises(UserError, match="need 4000 samples a second"):
         Speech("formants").open(3999, RATE)
 
 
 @pytest.mark.skipif(not espeak.installed(), reason="espeak-ng is not installed")
 def test_espeak_speaks(capsys):
-    opened = corpus("espeak")
+    opened = data_set("espeak")
     assert capsys.readouterr().err == "data: spoken digits by espeak-ng\n"
     batch = opened.train.read(np.arange(4), None)
     assert set(batch["length"].tolist()) <= {RATE // 2, RATE}
     for audio, length in zip(batch["audio"], batch["length"].tolist(), strict=True):
         assert audio[:length].var(correction=0) == pytest.approx(1, abs=1e-3)
-    assert corpus("made").samples().fingerprint == opened.samples().fingerprint
+    assert data_set("made").sample_order().fingerprint == opened.sample_order().fingerprint

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from isthmus.core import UserError
-from isthmus.data import DATA, LineStream
+from isthmus.data import DATA, OrderedBatches
 from isthmus.data.speech import VOCABULARY, Speech, encode, normalised
 
 soundfile = pytest.importorskip("soundfile")
@@ -55,9 +55,9 @@ def spoken(row: torch.Tensor) -> str:
 
 
 def test_what_is_heard_and_what_is_said_belong_together(librispeech):
-    corpus = open_folder(librispeech)
+    data_set = open_folder(librispeech)
     seen = set()
-    for source in (corpus.train, corpus.held_out):
+    for source in (data_set.train, data_set.held_out):
         batch = everything(source)
         assert {name: tensor.dtype for name, tensor in batch.items()} == {
             "audio": torch.float32,
@@ -73,7 +73,7 @@ def test_what_is_heard_and_what_is_said_belong_together(librispeech):
             assert not audio[length:].any()
             seen.add(length)
     assert seen == set(range(3000, 3040))
-    assert corpus.sizes == {"vocab_size": 32}
+    assert data_set.sizes == {"vocab_size": 32}
 
 
 def test_sounds_have_zero_mean_and_unit_variance(librispeech):
@@ -84,10 +84,10 @@ def test_sounds_have_zero_mean_and_unit_variance(librispeech):
 
 
 def test_no_speaker_is_on_both_sides(librispeech):
-    corpus = open_folder(librispeech, validation_fraction=0.3)
+    data_set = open_folder(librispeech, validation_fraction=0.3)
     train, held_out = (
         {(length - 3000) // 5 for length in everything(side)["length"].tolist()}
-        for side in (corpus.train, corpus.held_out)
+        for side in (data_set.train, data_set.held_out)
     )
     assert train | held_out == set(range(8))
     assert not train & held_out
@@ -95,19 +95,19 @@ def test_no_speaker_is_on_both_sides(librispeech):
 
 
 def test_two_workers_read_disjoint_samples_and_three_go_on_where_they_were(librispeech):
-    samples = open_folder(librispeech).samples(seed=1)
+    samples = open_folder(librispeech).sample_order(seed=1)
     size = len(open_folder(librispeech).train)
 
     def lengths(stream, num_batches):
         return [length for _ in range(num_batches) for length in next(stream)["length"].tolist()]
 
-    two = [LineStream(samples, 5, worker, 2) for worker in range(2)]
+    two = [OrderedBatches(samples, 5, worker, 2) for worker in range(2)]
     first = [lengths(stream, 2) for stream in two]
     state = two[0].state_dict()
-    resumed = LineStream(open_folder(librispeech).samples(seed=1), 5, 0, 2)
+    resumed = OrderedBatches(open_folder(librispeech).sample_order(seed=1), 5, 0, 2)
     resumed.load_state_dict(state)
     assert lengths(resumed, 2) == lengths(two[0], 2)
-    three = [LineStream(samples, 5, worker, 3) for worker in range(3)]
+    three = [OrderedBatches(samples, 5, worker, 3) for worker in range(3)]
     for stream in three:
         stream.load_state_dict(state)
     rest = [lengths(stream, 1) for stream in three]
@@ -119,8 +119,8 @@ def test_texts_beside_files_and_wav_are_read(tmp_path):
     for number, name in enumerate(("a.wav", "b.flac", "c.FLAC")):
         write(tmp_path / name, tone(number), f"It's {number}\n")
     write(tmp_path / ".hidden.wav", tone(3), "no")
-    corpus = open_folder(tmp_path)
-    texts = sorted(spoken(text) for side in (corpus.train, corpus.held_out) for text in everything(side)["text"])
+    data_set = open_folder(tmp_path)
+    texts = sorted(spoken(text) for side in (data_set.train, data_set.held_out) for text in everything(side)["text"])
     assert texts == ["IT'S <unk>"] * 3
 
 
@@ -135,8 +135,8 @@ def test_several_channels_become_their_mean(tmp_path):
 
 def test_with_transcripts_long_recordings_are_left_out(librispeech, capsys):
     write(librispeech / "0" / "100" / "0-100-0000.flac", tone(0, SIZE + 1))
-    corpus = open_folder(librispeech)
-    assert len(corpus.train) + len(corpus.held_out) == 39
+    data_set = open_folder(librispeech)
+    assert len(data_set.train) + len(data_set.held_out) == 39
     assert "1 of 40 recordings are longer than 4000 samples and left out" in capsys.readouterr().err
 
 
@@ -144,12 +144,12 @@ def test_without_transcripts_a_part_of_long_recordings_is_heard(tmp_path):
     long = np.random.default_rng(0).uniform(-0.5, 0.5, 3 * SIZE).astype(np.float32)
     for number in range(2):
         write(tmp_path / f"{number}.flac", long)
-    corpus = open_folder(tmp_path, transcripts=False)
-    assert corpus.sizes == {}
-    begin = everything(corpus.held_out)
+    data_set = open_folder(tmp_path, transcripts=False)
+    assert data_set.sizes == {}
+    begin = everything(data_set.held_out)
     assert set(begin) == {"audio", "length"}
     torch.testing.assert_close(begin["audio"][0], torch.from_numpy(normalised(long[:SIZE])), rtol=0, atol=1e-3)
-    parts = [corpus.train.read(np.array([0]), np.array([seed]))["audio"][0] for seed in (1, 1, 2)]
+    parts = [data_set.train.read(np.array([0]), np.array([seed]))["audio"][0] for seed in (1, 1, 2)]
     assert torch.equal(parts[0], parts[1])
     assert not torch.equal(parts[0], parts[2])
     windows = np.lib.stride_tricks.sliding_window_view(long, SIZE)
@@ -160,10 +160,10 @@ def test_without_transcripts_a_part_of_long_recordings_is_heard(tmp_path):
 
 
 def test_other_files_other_fingerprint(librispeech):
-    before = open_folder(librispeech).samples().fingerprint
-    assert open_folder(librispeech).samples().fingerprint == before
+    before = open_folder(librispeech).sample_order().fingerprint
+    assert open_folder(librispeech).sample_order().fingerprint == before
     write(librispeech / "0" / "100" / "0-100-0000.flac", tone(0, 2999))
-    assert open_folder(librispeech).samples().fingerprint != before
+    assert open_folder(librispeech).sample_order().fingerprint != before
 
 
 def refused(folder: Path, match: str, num_samples: int = SIZE, rate: int = RATE, **options) -> None:
@@ -188,8 +188,8 @@ def test_files_that_cannot_be_used_are_named_and_counted_up_to_a_limit(librispee
     (folder / "0-100-0001.flac").write_bytes(b"")
     write(folder / "0-100-0009.flac", tone(9))
     (folder / "0-100-0010.flac").symlink_to(folder / "nowhere")
-    corpus = open_folder(librispeech, max_bad_samples=4)
-    assert len(corpus.train) + len(corpus.held_out) == 38
+    data_set = open_folder(librispeech, max_bad_samples=4)
+    assert len(data_set.train) + len(data_set.held_out) == 38
     said = capsys.readouterr().err
     parts = ("0000.flac' cannot be read (", "0001.flac' cannot", "it has no transcript", "0010.flac' cannot")
     for number, part in enumerate(parts, 1):
@@ -204,19 +204,19 @@ def test_in_the_place_of_a_damaged_recording_the_next_one_is_heard(tmp_path, cap
     """Its header is whole; that its end is missing shows only when it is read."""
     for number in range(6):
         write(tmp_path / f"{number}.flac", tone(number, 3900), DIGIT[number])
-    corpus = open_folder(tmp_path, max_bad_samples=1)
-    whole = [spoken(text) for text in everything(corpus.train)["text"]]
+    data_set = open_folder(tmp_path, max_bad_samples=1)
+    whole = [spoken(text) for text in everything(data_set.train)["text"]]
     paths = [tmp_path / f"{DIGIT.index(said)}.flac" for said in whole]
     paths[-1].write_bytes(paths[-1].read_bytes()[:-200])
-    corpus = open_folder(tmp_path, max_bad_samples=1)
-    batch = everything(corpus.train)
+    data_set = open_folder(tmp_path, max_bad_samples=1)
+    batch = everything(data_set.train)
     assert [spoken(text) for text in batch["text"]] == [*whole[:-1], whole[0]]
     assert torch.equal(batch["audio"][-1], batch["audio"][0])
-    everything(corpus.train)
+    everything(data_set.train)
     assert capsys.readouterr().err.count("passed over") == 1
     paths[0].write_bytes(paths[0].read_bytes()[:-200])
     with pytest.raises(UserError, match="the bad sample number 2"):
-        everything(corpus.train)
+        everything(data_set.train)
 
 
 def test_soundfile_is_asked_for_by_name(librispeech, monkeypatch):

@@ -17,11 +17,11 @@ from transformers import PreTrainedTokenizerFast
 
 from isthmus.core import UserError
 from isthmus.core.flatten import flatten, unflatten
-from isthmus.data import LeasedStream, open_stream
-from isthmus.data.deal import deal, redeal
+from isthmus.data import LeasedBatches, open_batches
+from isthmus.data.deal import assign_shards, reassign_shards
 from isthmus.data.huggingface import HuggingFace
-from isthmus.data.prefetch import Prefetched
-from isthmus.data.streamed_text import StreamedText, TextStream
+from isthmus.data.prefetch import PrefetchedBatches
+from isthmus.data.streamed_text import StreamedText, TextBatches
 
 LENGTH = 8  # tokens a sample
 NUM_ROWS = 240
@@ -85,7 +85,7 @@ def held_out_of(num_files: int, every: int = 10) -> set[int]:
     return {k * size + row for k in range(num_files) for row in range(0, size, every)}
 
 
-def open_corpus(source, tokenizer, **options) -> StreamedText:
+def open_data_set(source, tokenizer, **options) -> StreamedText:
     options = {"validation_fraction": 0.1, **options}
     return HuggingFace(str(source), tokenizer=tokenizer, streaming=True, **options).open(LENGTH)
 
@@ -102,19 +102,19 @@ def read_epoch(stream) -> Counter:
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 @pytest.mark.parametrize(("num_workers", "num_files"), [(1, 4), (2, 4), (3, 4), (2, 1), (3, 1), (5, 4)])
 def test_workers_read_disjoint_rows_and_together_all_once(tmp_path, tokenizer, suffix, num_workers, num_files):
-    corpus = open_corpus(write(tmp_path / "corpus", num_files, suffix), tokenizer)
-    read = [read_epoch(TextStream(corpus, 0, 1, worker, num_workers)) for worker in range(num_workers)]
+    data_set = open_data_set(write(tmp_path / "corpus", num_files, suffix), tokenizer)
+    read = [read_epoch(TextBatches(data_set, 0, 1, worker, num_workers)) for worker in range(num_workers)]
     assert sum(read, Counter()) == tokens_of(set(range(NUM_ROWS)) - held_out_of(num_files))
     assert all(sum(each.values()) > 50 for each in read)
 
 
 def test_each_worker_opens_only_its_own_shards(tmp_path, tokenizer):
     write(tmp_path / "corpus", 6)
-    corpus = open_corpus(f"counted://{tmp_path}/corpus/*.jsonl", tokenizer)
+    data_set = open_data_set(f"counted://{tmp_path}/corpus/*.jsonl", tokenizer)
     Counted.opened.clear()
     opened = []
     for worker in range(2):
-        read_epoch(TextStream(corpus, 0, 1, worker, 2))
+        read_epoch(TextBatches(data_set, 0, 1, worker, 2))
         opened.append(set(Counted.opened))
         Counted.opened.clear()
     assert [len(files) for files in opened] == [3, 3]
@@ -130,12 +130,12 @@ def order(stream) -> list:
 
 
 def test_every_epoch_has_an_order_of_its_own_and_the_same_one_every_time(tmp_path, tokenizer):
-    corpus = open_corpus(write(tmp_path / "corpus", 4), tokenizer)
-    stream = TextStream(corpus, 3, 1, 0, 1)
+    data_set = open_data_set(write(tmp_path / "corpus", 4), tokenizer)
+    stream = TextBatches(data_set, 3, 1, 0, 1)
     orders = [order(stream), order(stream)]
     assert orders[0] != orders[1]
-    assert order(TextStream(corpus, 3, 1, 0, 1)) == orders[0]
-    assert order(TextStream(corpus, 4, 1, 0, 1)) != orders[0]
+    assert order(TextBatches(data_set, 3, 1, 0, 1)) == orders[0]
+    assert order(TextBatches(data_set, 4, 1, 0, 1)) != orders[0]
     starts = [window[0] for window in orders[0][:5]]
     assert starts != sorted(starts), "windows of a block are shuffled"
 
@@ -148,12 +148,12 @@ def saved(stream) -> dict:
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_identity_37_a_restored_position_goes_on_bitwise(tmp_path, tokenizer, suffix):
-    corpus = open_corpus(write(tmp_path / "corpus", 3, suffix), tokenizer)
-    stream = open_stream(corpus, 0, 6, 1, 2)
-    assert isinstance(stream, Prefetched)
+    data_set = open_data_set(write(tmp_path / "corpus", 3, suffix), tokenizer)
+    stream = open_batches(data_set, 0, 6, 1, 2)
+    assert isinstance(stream, PrefetchedBatches)
     for _ in range(12):  # more than two epochs
         state = saved(stream)
-        resumed = open_stream(open_corpus(tmp_path / "corpus", tokenizer), 0, 6, 1, 2)
+        resumed = open_batches(open_data_set(tmp_path / "corpus", tokenizer), 0, 6, 1, 2)
         next(resumed)
         resumed.load_state_dict(state)
         for _ in range(2):
@@ -168,16 +168,16 @@ def test_identity_37_a_restored_position_goes_on_bitwise(tmp_path, tokenizer, su
 @pytest.mark.parametrize("num_files", [1, 6])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_another_number_of_workers_reads_on_without_loss(tmp_path, tokenizer, before, after, num_files, ahead):
-    corpus = open_corpus(write(tmp_path / "corpus", num_files), tokenizer)
-    streams = [TextStream(corpus, 0, 1, worker, before) for worker in range(before)]
+    data_set = open_data_set(write(tmp_path / "corpus", num_files), tokenizer)
+    streams = [TextBatches(data_set, 0, 1, worker, before) for worker in range(before)]
     read = Counter[int]()
     for worker, stream in enumerate(streams):
         for _ in range(7 + worker + (130 // before if ahead and worker == 0 else 0)):  # one may be an epoch ahead
             read.update(next(stream)["tokens"][0, :-1].tolist())
     num_epochs = 1 + max(stream.state_dict()["epoch"] for stream in streams)
-    states = redeal([saved(stream) for stream in streams], after)
+    states = reassign_shards([saved(stream) for stream in streams], after)
     for worker in range(after):
-        stream = TextStream(corpus, 0, 1, worker, after)
+        stream = TextBatches(data_set, 0, 1, worker, after)
         stream.load_state_dict(states[worker])
         read += read_epoch(stream)
     once = tokens_of(set(range(NUM_ROWS)) - held_out_of(num_files))
@@ -187,20 +187,22 @@ def test_another_number_of_workers_reads_on_without_loss(tmp_path, tokenizer, be
 
 def test_a_deal_is_everything_once():
     for num_shards, num_workers in [(1, 1), (7, 3), (3, 7), (8, 2), (1, 5)]:
-        pieces = [piece for worker in range(num_workers) for piece in deal(num_shards, 5, 2, worker, num_workers)]
+        pieces = [
+            piece for worker in range(num_workers) for piece in assign_shards(num_shards, 5, 2, worker, num_workers)
+        ]
         parts = pieces[0]["parts"]
         assert sorted((piece["shard"], piece["part"]) for piece in pieces) == [
             (shard, part) for shard in range(num_shards) for part in range(parts)
         ]
-        assert all(deal(num_shards, 5, 2, worker, num_workers) for worker in range(num_workers))
+        assert all(assign_shards(num_shards, 5, 2, worker, num_workers) for worker in range(num_workers))
 
 
 def test_validation_is_fixed_and_held_out(tmp_path, tokenizer):
-    corpus = open_corpus(write(tmp_path / "corpus", 4), tokenizer)
-    batches = corpus.validation(batch_size=2, num_samples=5)
+    data_set = open_data_set(write(tmp_path / "corpus", 4), tokenizer)
+    batches = data_set.validation(batch_size=2, num_samples=5)
     assert [len(batch["tokens"]) for batch in batches] == [2, 2, 1]
     assert set(torch.cat([batch["tokens"] for batch in batches]).flatten().tolist()) <= set(tokens_of(held_out_of(4)))
-    again = open_corpus(tmp_path / "corpus", tokenizer).validation(batch_size=7, num_samples=5)
+    again = open_data_set(tmp_path / "corpus", tokenizer).validation(batch_size=7, num_samples=5)
     assert torch.equal(again[0]["tokens"], torch.cat([batch["tokens"] for batch in batches]))
 
 
@@ -208,9 +210,9 @@ def test_a_named_validation_split_holds_nothing_out(tmp_path, tokenizer):
     folder = write(tmp_path / "corpus", 1)
     (folder / "0.jsonl").rename(folder / "train.jsonl")
     (folder / "validation.jsonl").write_text("".join(json.dumps({"text": text(row)}) + "\n" for row in (1, 3, 4)))
-    corpus = open_corpus(folder, tokenizer, validation_split="validation")
-    assert read_epoch(TextStream(corpus, 0, 1, 0, 1)) == tokens_of(range(NUM_ROWS))
-    (batch,) = corpus.validation(4)
+    data_set = open_data_set(folder, tokenizer, validation_split="validation")
+    assert read_epoch(TextBatches(data_set, 0, 1, 0, 1)) == tokens_of(range(NUM_ROWS))
+    (batch,) = data_set.validation(4)
     assert batch["tokens"].flatten().tolist()[:8] == [*words(1), END, *words(3), END]
 
 
@@ -254,30 +256,30 @@ fsspec.register_implementation("flaky", Flaky, clobber=True)
 
 @pytest.fixture
 def flaky(tmp_path, tokenizer, monkeypatch):
-    """A corpus of Arrow files, and how many reads an epoch takes."""
+    """A data_set of Arrow files, and how many reads an epoch takes."""
     monkeypatch.setattr("isthmus.data.shards.PAUSES", (0.01, 0.01, 0.01))
     Flaky.failing = set()
     write(tmp_path / "corpus", 2, "arrow")
-    corpus = open_corpus(f"flaky://{tmp_path}/corpus/*.arrow", tokenizer)
+    data_set = open_data_set(f"flaky://{tmp_path}/corpus/*.arrow", tokenizer)
     Flaky.reads = 0
-    read_epoch(TextStream(corpus, 0, 1, 0, 1))
+    read_epoch(TextBatches(data_set, 0, 1, 0, 1))
     num_reads, Flaky.reads = Flaky.reads, 0
-    yield corpus, num_reads
+    yield data_set, num_reads
     Flaky.failing = set()
 
 
 def test_a_source_that_fails_now_and_then_is_asked_again(flaky, capsys):
-    corpus, num_reads = flaky
+    data_set, num_reads = flaky
     assert num_reads > 50
     Flaky.failing = {num_reads // 4, num_reads // 2, num_reads}  # each time in the middle of a shard
-    assert read_epoch(TextStream(corpus, 0, 1, 0, 1)) == tokens_of(set(range(NUM_ROWS)) - held_out_of(2))
+    assert read_epoch(TextBatches(data_set, 0, 1, 0, 1)) == tokens_of(set(range(NUM_ROWS)) - held_out_of(2))
     assert capsys.readouterr().err.count("the connection broke; asked again in 0.01 s") == 3
 
 
 def test_a_shard_that_stays_unreadable_is_named_and_passed_over(flaky, capsys):
-    corpus, num_reads = flaky
+    data_set, num_reads = flaky
     Flaky.failing = set(range(num_reads * 3 // 4, 10 * num_reads))  # from the middle of the second shard on
-    read = read_epoch(TextStream(corpus, 0, 1, 0, 1))
+    read = read_epoch(TextBatches(data_set, 0, 1, 0, 1))
     whole = tokens_of(set(range(NUM_ROWS)) - held_out_of(2))
     assert read < whole
     assert sum(read.values()) > sum(whole.values()) / 2
@@ -290,10 +292,10 @@ def test_too_many_bad_samples_end_the_run_with_one_line(tmp_path, tokenizer, cap
     folder = write(tmp_path / "corpus", 2)
     with (folder / "1.jsonl").open("a") as file:
         file.writelines('{"text": null}\n' for _ in range(4))
-    corpus = open_corpus(folder, tokenizer, max_bad_samples=4)
-    assert read_epoch(TextStream(corpus, 0, 1, 0, 1)) == tokens_of(set(range(NUM_ROWS)) - held_out_of(2))
+    data_set = open_data_set(folder, tokenizer, max_bad_samples=4)
+    assert read_epoch(TextBatches(data_set, 0, 1, 0, 1)) == tokens_of(set(range(NUM_ROWS)) - held_out_of(2))
     assert "shard 1" in capsys.readouterr().err
-    stream = open_stream(open_corpus(folder, tokenizer, max_bad_samples=3), 0, 8, 0, 1)
+    stream = open_batches(open_data_set(folder, tokenizer, max_bad_samples=3), 0, 8, 0, 1)
     batches = itertools.islice(stream, 30)
     with pytest.raises(UserError, match="its text is NoneType, not text.*raise max_bad_samples"):
         list(batches)
@@ -302,9 +304,9 @@ def test_too_many_bad_samples_end_the_run_with_one_line(tmp_path, tokenizer, cap
 def test_a_damaged_file_is_read_as_far_as_it_goes(tmp_path, tokenizer, capsys):
     folder = write(tmp_path / "corpus", 2)
     (folder / "1.jsonl").write_text("this is no JSON\n")
-    corpus = open_corpus(folder, tokenizer)
+    data_set = open_data_set(folder, tokenizer)
     kept = set(range(NUM_ROWS // 2)) - held_out_of(2)
-    assert read_epoch(TextStream(corpus, 0, 1, 0, 1)) == tokens_of(kept)
+    assert read_epoch(TextBatches(data_set, 0, 1, 0, 1)) == tokens_of(kept)
     assert "shard 1" in capsys.readouterr().err
 
 
@@ -312,20 +314,20 @@ def test_shards_without_text_do_not_go_round_for_ever(tmp_path, tokenizer):
     folder = write(tmp_path / "corpus", 1)
     (folder / "0.jsonl").write_text(json.dumps({"text": text(0)}) + "\n")  # row 0 is held out
     with pytest.raises(UserError, match="found no text"):
-        next(TextStream(open_corpus(folder, tokenizer), 0, 1, 0, 1))
+        next(TextBatches(open_data_set(folder, tokenizer), 0, 1, 0, 1))
 
 
 def test_workers_that_come_and_go_cannot_stream(tmp_path, tokenizer):
-    corpus = open_corpus(write(tmp_path / "corpus", 1), tokenizer)
+    data_set = open_data_set(write(tmp_path / "corpus", 1), tokenizer)
     with pytest.raises(UserError, match="set data.streaming to false, or outer.transport.type to torch_dist"):
-        LeasedStream(corpus.samples(0), "a", 1)
+        LeasedBatches(data_set.sample_order(0), "a", 1)
 
 
 def test_a_position_in_other_data_is_refused(tmp_path, tokenizer):
-    state = TextStream(open_corpus(write(tmp_path / "corpus", 2), tokenizer), 0, 1, 0, 1).state_dict()
+    state = TextBatches(open_data_set(write(tmp_path / "corpus", 2), tokenizer), 0, 1, 0, 1).state_dict()
     with pytest.raises(UserError, match="restore the data"):
-        TextStream(open_corpus(tmp_path / "corpus", tokenizer), 1, 1, 0, 1).load_state_dict(state)
+        TextBatches(open_data_set(tmp_path / "corpus", tokenizer), 1, 1, 0, 1).load_state_dict(state)
     with pytest.raises(UserError, match="restore the data"):
-        TextStream(open_corpus(tmp_path / "corpus", "bytes"), 0, 1, 0, 1).load_state_dict(state)
+        TextBatches(open_data_set(tmp_path / "corpus", "bytes"), 0, 1, 0, 1).load_state_dict(state)
     with pytest.raises(UserError, match="batch_size is 0"):
-        TextStream(open_corpus(tmp_path / "corpus", "bytes"), 0, 0, 0, 1)
+        TextBatches(open_data_set(tmp_path / "corpus", "bytes"), 0, 0, 0, 1)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from isthmus.core import UserError
-from isthmus.data import open_stream
+from isthmus.data import open_batches
 from isthmus.data.huggingface_speech import HuggingFaceSpeech
 from isthmus.data.speech import VOCABULARY
-from isthmus.data.streamed_rows import RowStream
+from isthmus.data.streamed_rows import RowBatches
 from tests.data import spoken
 from tests.data.spoken import RATE, ROWS, SIZE, flac, numbers, said, text_of, tone
 
@@ -28,7 +28,7 @@ def write(tmp_path):
     return partial(spoken.write, tmp_path)
 
 
-def open_corpus(path: str, **options):
+def open_data_set(path: str, **options):
     return HuggingFaceSpeech(path, streaming=True, **{"validation_fraction": 0.1, **options}).open(RATE, SIZE)
 
 
@@ -38,15 +38,15 @@ def long(number: int) -> dict:
 
 def test_workers_hear_disjoint_recordings_with_their_texts_and_together_all(write):
     path = write()
-    corpus, on_disk = open_corpus(path), HuggingFaceSpeech(path).open(RATE, SIZE).train
-    assert corpus.sizes == {"vocab_size": len(VOCABULARY)}
+    data_set, on_disk = open_data_set(path), HuggingFaceSpeech(path).open(RATE, SIZE).train
+    assert data_set.sizes == {"vocab_size": len(VOCABULARY)}
     sounds = on_disk.read(np.arange(len(on_disk)), None)
     known = dict(zip(numbers(sounds), sounds["audio"], strict=True))
-    held_out = corpus.validation(3)
+    held_out = data_set.validation(3)
     assert [numbers(batch) for batch in held_out] == [[0, 10, 20], [30]]
     heard = []
     for worker in range(2):
-        stream = open_stream(corpus, 1, 2, worker, 2)
+        stream = open_batches(data_set, 1, 2, worker, 2)
         assert stream.tokens_per_batch == 2
         for batch in stream:
             if stream.state_dict()["epoch"] > 0:
@@ -67,12 +67,12 @@ def test_workers_hear_disjoint_recordings_with_their_texts_and_together_all(writ
 
 def test_parts_of_long_recordings_follow_from_the_position(write):
     path = write({number: long(number) for number in range(ROWS)})
-    stream = open_stream(open_corpus(path, transcripts=False), 0, 36, 0, 1)
+    stream = open_batches(open_data_set(path, transcripts=False), 0, 36, 0, 1)
     first = next(stream)
     assert set(first) == {"audio", "length"}
     assert first["length"].tolist() == [SIZE] * 36
     state, second = stream.state_dict(), next(stream)
-    resumed = open_stream(open_corpus(path, transcripts=False), 0, 36, 0, 1)
+    resumed = open_batches(open_data_set(path, transcripts=False), 0, 36, 0, 1)
     resumed.load_state_dict(state)
     assert torch.equal(next(resumed)["audio"], second["audio"])
     parts = {sound.numpy().tobytes() for batch in (first, second) for sound in batch["audio"]}
@@ -83,7 +83,7 @@ def test_parts_of_long_recordings_follow_from_the_position(write):
 
 def test_recordings_too_long_for_their_texts_are_passed_over_and_counted(write, capsys):
     longer = (5, 6, 7, 23)
-    stream = RowStream(open_corpus(write({number: long(number) for number in longer})), 0, 32, 0, 1)
+    stream = RowBatches(open_data_set(write({number: long(number) for number in longer})), 0, 32, 0, 1)
     for _ in range(2):  # in the second epoch they are known
         assert sorted(numbers(next(stream))) == sorted(set(range(ROWS)) - {0, 10, 20, 30, *longer})
     told = capsys.readouterr().err.splitlines()
@@ -98,7 +98,7 @@ def test_what_cannot_be_heard_or_has_no_text_is_named_and_passed_over(write, cap
     cut["bytes"] = cut["bytes"][:-500]
     bad = {3: {"audio": {"bytes": b"no sound", "path": None}}, 8: {"text": " "}, 9: {"audio": None}, 11: {"audio": cut}}
     path = write(bad)
-    batch = next(RowStream(open_corpus(path), 0, 32, 0, 1))
+    batch = next(RowBatches(open_data_set(path), 0, 32, 0, 1))
     assert sorted(numbers(batch)) == sorted(set(range(ROWS)) - {0, 10, 20, 30, *bad})
     told = capsys.readouterr().err
     assert "'row 8 of shard 0 of" in told
@@ -106,7 +106,7 @@ def test_what_cannot_be_heard_or_has_no_text_is_named_and_passed_over(write, cap
     assert "(it holds no file): passed over" in told
     assert all(f"'row {number} of shard 0 of {path}' cannot be read" in told for number in bad)
     with pytest.raises(UserError, match="the bad sample number 4: mend the data, or raise max_bad_samples"):
-        next(RowStream(open_corpus(path, max_bad_samples=3), 0, 32, 0, 1))
+        next(RowBatches(open_data_set(path, max_bad_samples=3), 0, 32, 0, 1))
 
 
 def test_bad_input_is_one_line(write):
@@ -117,8 +117,8 @@ def test_bad_input_is_one_line(write):
         "has no column 'sentence'.*: set data.text_column": {"text_column": "sentence"},
     }.items():
         with pytest.raises(UserError, match=match):
-            open_corpus(path, **options)
+            open_data_set(path, **options)
     slow = write({7: {"audio": flac(tone(7), 8000)}}, "slow")
     match = "'row 7 of shard 0 of .*' has 8000 samples a second, the model 16000: resample"
     with pytest.raises(UserError, match=match):
-        next(RowStream(open_corpus(slow), 0, 32, 0, 1))
+        next(RowBatches(open_data_set(slow), 0, 32, 0, 1))

@@ -23,8 +23,8 @@ def folder(tmp_path):
 
 def sides(source: Path, fraction: float = 0.2) -> tuple[set[int], set[int]]:
     """File numbers on the training and on the validation side."""
-    corpus = Text(str(source), fraction).open(sequence_length=4)
-    return set(corpus.train.tolist()) - {0}, set(corpus.held_out.tolist()) - {0}
+    data_set = Text(str(source), fraction).open(sequence_length=4)
+    return set(data_set.train.tolist()) - {0}, set(data_set.held_out.tolist()) - {0}
 
 
 def test_a_folder_is_split_by_file(folder):
@@ -66,8 +66,8 @@ def test_both_sides_have_a_file(folder, fraction):
 def test_files_are_joined_in_order_with_a_zero_between(tmp_path):
     for name in ("b", "a", "c"):
         (tmp_path / name).write_text(name * 9)
-    corpus = Text(str(tmp_path)).open(sequence_length=4)
-    joined = sorted([bytes(corpus.train), bytes(corpus.held_out)], key=len)
+    data_set = Text(str(tmp_path)).open(sequence_length=4)
+    joined = sorted([bytes(data_set.train), bytes(data_set.held_out)], key=len)
     assert all(part.endswith(b"\0") for part in joined)
     assert sorted(b"".join(joined).split(b"\0")) == [b"", b"aaaaaaaaa", b"bbbbbbbbb", b"ccccccccc"]
     *files, _ = joined[1].split(b"\0")
@@ -80,24 +80,24 @@ def test_a_single_file_is_split_by_position(tmp_path, inside_folder):
     path = tmp_path / "text.bin"
     path.write_bytes(data.tobytes())
     (tmp_path / "empty").touch()
-    corpus = Text(str(tmp_path if inside_folder else path), 0.1).open(sequence_length=16)
-    assert bytes(corpus.train) == bytes(data[:900])
-    assert bytes(corpus.held_out) == bytes(data[900:])
+    data_set = Text(str(tmp_path if inside_folder else path), 0.1).open(sequence_length=16)
+    assert bytes(data_set.train) == bytes(data[:900])
+    assert bytes(data_set.held_out) == bytes(data[900:])
 
 
 def test_stdlib_is_read_fast_and_without_its_tests():
     start = time.monotonic()
-    corpus = Text().open(sequence_length=128)
+    data_set = Text().open(sequence_length=128)
     assert time.monotonic() - start < 2
-    assert len(corpus.train) > 5_000_000
-    assert len(corpus.train) > 4 * len(corpus.held_out) > 400_000
-    both = bytes(corpus.train) + bytes(corpus.held_out)
+    assert len(data_set.train) > 5_000_000
+    assert len(data_set.train) > 4 * len(data_set.held_out) > 400_000
+    both = bytes(data_set.train) + bytes(data_set.held_out)
     stdlib = Path(sysconfig.get_path("stdlib"))
     assert (stdlib / "argparse.py").read_bytes() in both
     assert (stdlib / "json" / "decoder.py").read_bytes() in both
     assert b"import torch" not in both
     again = Text().open(sequence_length=128)
-    assert np.array_equal(corpus.train, again.train)
+    assert np.array_equal(data_set.train, again.train)
 
 
 def test_the_registered_name():

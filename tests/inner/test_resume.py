@@ -5,7 +5,7 @@ import io
 import pytest
 import torch
 
-from isthmus.data import LineStream, Text
+from isthmus.data import OrderedBatches, Text
 from isthmus.inner import AdamW, Cosine, MuonAdamW, SupervisedStep
 from isthmus.models.gpt_neox import GPTNeoX
 
@@ -13,18 +13,18 @@ STEPS = 100
 
 
 @pytest.fixture(scope="module")
-def corpus():
+def data_set():
     return Text().open(sequence_length=16)
 
 
 class Run:
     """Model, inner step and stream; dropout draws from the global generator."""
 
-    def __init__(self, corpus, spec) -> None:
+    def __init__(self, data_set, spec) -> None:
         self.model = GPTNeoX(16, num_layers=2, num_heads=2, sequence_length=16, dropout=0.1).build(seed=0)
         optimizer = spec.build(self.model)
         self.step = SupervisedStep(self.model, optimizer, Cosine().over(STEPS), micro_batch_size=2)
-        self.stream = LineStream(corpus.samples(), batch_size=3)
+        self.stream = OrderedBatches(data_set.sample_order(), batch_size=3)
 
     def train(self, num_steps: int) -> list[float]:
         return [self.step(next(self.stream))["loss"] for _ in range(num_steps)]
@@ -45,15 +45,15 @@ class Run:
 
 
 @pytest.mark.parametrize("spec", [AdamW(), MuonAdamW()])
-def test_identity_37_a_resumed_run_is_the_uninterrupted_one_bitwise(corpus, spec):
+def test_identity_37_a_resumed_run_is_the_uninterrupted_one_bitwise(data_set, spec):
     torch.manual_seed(7)
-    straight = Run(corpus, spec)
+    straight = Run(data_set, spec)
     losses = straight.train(STEPS // 2)
     saved = straight.save()
     losses += straight.train(STEPS // 2)
 
     torch.manual_seed(8)
-    resumed = Run(corpus, spec)
+    resumed = Run(data_set, spec)
     resumed.train(3)  # whatever it did before is forgotten
     resumed.load(saved)
     assert resumed.train(STEPS // 2) == losses[STEPS // 2 :]

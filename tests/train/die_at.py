@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.compress.base import Codec
-from isthmus.data.leased import LeasedStream
-from isthmus.data.ledger import Holding, Intervals, cut
+from isthmus.data.leased_batches import LeasedBatches
+from isthmus.data.ledger import Intervals, WorkerLeases, cut
 from isthmus.outer import OuterLoop
 from isthmus.outer.sync import Exchange
 from isthmus.train import checkpoint
@@ -140,18 +140,18 @@ class Witness:
 
     def watch(self) -> None:
         """From here on."""
-        read, commit = LeasedStream.__next__, Leases.commit
+        read, commit = LeasedBatches.__next__, Leases.commit
         step, note = ElasticTrainer._train_step, ElasticTrainer._note
         give_up = WatchedGroup._give_up
 
-        def read_and_tell(stream: LeasedStream) -> Any:
-            leases, first = stream._holding.leases, stream.uncommitted
+        def read_and_tell(stream: LeasedBatches) -> Any:
+            leases, first = stream._leases.leases, stream.uncommitted
             batch = read(stream)
             self.write(read=positions(leases, first, first + stream.batch_size))
             return batch
 
         def commit_and_tell(leases: Leases, proposals: Any, contributors: Any) -> None:
-            held = {worker: leases.ledger.holdings.get(worker, Holding()).leases for worker in contributors}
+            held = {worker: leases.ledger.workers.get(worker, WorkerLeases()).leases for worker in contributors}
             commits = {w: positions(held[w], 0, leases.gain(w, proposals[w])) for w in contributors}
             self.write(commit=leases.ledger.commits + 1, samples=commits)
             commit(leases, proposals, contributors)
@@ -172,7 +172,7 @@ class Witness:
             self.write(broken=what)
             return give_up(group, what, *why)
 
-        LeasedStream.__next__, Leases.commit = read_and_tell, commit_and_tell
+        LeasedBatches.__next__, Leases.commit = read_and_tell, commit_and_tell
         ElasticTrainer._train_step, ElasticTrainer._note = step_and_tell, note_and_tell
         WatchedGroup._give_up = give_up_and_tell
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from train_processes import events
 
-from isthmus.data import DATA, LineStream
+from isthmus.data import DATA, OrderedBatches
 from isthmus.inner import LR_SCHEDULES
 from isthmus.models import MODELS
 from isthmus.recipes import load_config
@@ -19,8 +19,11 @@ from isthmus.transport.local import Local, LocalWorld
 def naive(config):
     """Ten lines of data parallelism: all workers' batches in one process, one gradient."""
     spec = build(MODELS, config.model)
-    model, corpus = spec.build(config.train.seed), build(DATA, config.data).open(spec.sequence_length)
-    streams = [LineStream(corpus.samples(config.train.seed), config.inner.batch_size, worker, 2) for worker in range(2)]
+    model, data_set = spec.build(config.train.seed), build(DATA, config.data).open(spec.sequence_length)
+    streams = [
+        OrderedBatches(data_set.sample_order(config.train.seed), config.inner.batch_size, worker, 2)
+        for worker in range(2)
+    ]
     kind = {key: config.inner.optimizer[key] for key in ("lr", "betas", "eps")}
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed_in" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed_in" in n]

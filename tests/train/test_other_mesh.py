@@ -100,7 +100,7 @@ def test_the_parts_of_all_ranks_are_exported_as_one_model(meshed, tmp_path, mesh
 
     export(meshed / mesh, tmp_path / "model")
     config = load_config(meshed / mesh / "config.yaml")
-    corpus = open_data(config, build_model_spec(config))
-    batches = corpus.validation(config.inner.batch_size, config.train.eval_batches * config.inner.batch_size)
+    data_set = open_data(config, build_model_spec(config))
+    batches = data_set.validation(config.inner.batch_size, config.train.eval_batches * config.inner.batch_size)
     model = CausalLM(AutoModelForCausalLM.from_pretrained(tmp_path / "model"))
     assert evaluate(model, batches)["loss"] == pytest.approx(losses(meshed / mesh, "eval")[-1], rel=1e-5)

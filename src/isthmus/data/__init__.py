@@ -1,10 +1,10 @@
 """The data that models are trained on."""
 
 from isthmus.core.registry import Registry
-from isthmus.data.base import Corpus, DataSpec, Samples, Stream
-from isthmus.data.leased import LeasedStream, LeasesExhausted
+from isthmus.data.base import Batches, DataSet, DataSpec, SampleOrder
+from isthmus.data.leased_batches import LeasedBatches, LeasesExhausted
 from isthmus.data.ledger import Ledger
-from isthmus.data.line import LineStream, open_stream
+from isthmus.data.line import OrderedBatches, open_batches
 from isthmus.data.text import Text
 
 DATA = Registry(
@@ -21,14 +21,14 @@ DATA = Registry(
 
 __all__ = [
     "DATA",
-    "Corpus",
+    "DataSet",
     "DataSpec",
-    "LeasedStream",
+    "LeasedBatches",
     "LeasesExhausted",
     "Ledger",
-    "LineStream",
-    "Samples",
-    "Stream",
+    "OrderedBatches",
+    "SampleOrder",
+    "Batches",
     "Text",
-    "open_stream",
+    "open_batches",
 ]

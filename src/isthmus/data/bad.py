@@ -9,7 +9,7 @@ from contextlib import suppress
 from isthmus.core.types import UserError
 
 
-class BadSamples:
+class ErrorBudget:
     """What one process could not read. May be used by several threads.
 
     Args:

@@ -1,4 +1,4 @@
-"""The contract of data: a corpus is one endless line of training samples for all workers, and a validation set."""
+"""The contract of data: a data_set is one endless line of training samples for all workers, and a validation set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from isthmus.inner.step import Batch
 
 
-class Stream(Protocol):
+class Batches(Protocol):
     """Endless batches for one worker, with an exact position that can be saved and restored."""
 
     @property
@@ -36,7 +36,7 @@ class Stream(Protocol):
         ...
 
 
-class Samples(Protocol):
+class SampleOrder(Protocol):
     """One endless line of samples, epoch after epoch, shuffled alike for all workers, who share it out."""
 
     @property
@@ -54,7 +54,7 @@ class Samples(Protocol):
         ...
 
 
-class Corpus(Protocol):
+class DataSet(Protocol):
     """Opened data."""
 
     @property
@@ -62,7 +62,7 @@ class Corpus(Protocol):
         """What a model must have at least, by the names of its options: {"vocab_size": 256}."""
         ...
 
-    def samples(self, seed: int = 0) -> Samples:
+    def sample_order(self, seed: int = 0) -> SampleOrder:
         """All training samples, in the order that `seed` chooses."""
         ...
 
@@ -75,7 +75,7 @@ class DataSpec(Protocol):
     """A description of data: a frozen dataclass whose fields are its options."""
 
     @property
-    def open(self) -> Callable[..., Corpus]:
+    def open(self) -> Callable[..., DataSet]:
         """Finds and reads the data.
 
         What its parameters name is asked of the model: `open(sequence_length)` fits a model with that option.

@@ -11,10 +11,10 @@ from isthmus.data.shuffle import permute
 
 # {"epoch", "shard", "part", "parts", "position", "taken"}: every parts-th row of a shard, not yet read to its end; what
 # is left begins at the position, but for the rows with the numbers `taken`
-Piece = dict[str, Any]
+ShardPart = dict[str, Any]
 
 
-def deal(num_shards: int, seed: int, epoch: int, worker: int, num_workers: int) -> list[Piece]:
+def assign_shards(num_shards: int, seed: int, epoch: int, worker: int, num_workers: int) -> list[ShardPart]:
     """One worker's pieces of an epoch, in the order in which it reads them; disjoint, and all workers' are everything.
 
     A piece is a whole shard where every worker can have one; else every k-th row of a shard, which then k workers read.
@@ -28,7 +28,7 @@ def deal(num_shards: int, seed: int, epoch: int, worker: int, num_workers: int) 
     ]
 
 
-def redeal(states: list[dict[str, Any]], num_workers: int) -> list[dict[str, Any]]:
+def reassign_shards(states: list[dict[str, Any]], num_workers: int) -> list[dict[str, Any]]:
     """Positions for another number of workers. Together they stand where the former ones stood: nothing is lost.
 
     What is unread of the epochs that were begun is dealt out. Who then has nothing begins the next epoch.
@@ -45,7 +45,7 @@ def redeal(states: list[dict[str, Any]], num_workers: int) -> list[dict[str, Any
     pieces = [piece for state in states for piece in state["pieces"]]
     for worker, state in enumerate(states):  # who was behind had the rest of these epochs still to come
         for epoch in range(state["epoch"] + 1, latest + 1):
-            pieces += deal(num_shards, seed, epoch, worker, len(states))
+            pieces += assign_shards(num_shards, seed, epoch, worker, len(states))
     return [
         {**first, "epoch": latest, "pieces": pieces[worker::num_workers], **_tokens(states, worker, num_workers)}
         for worker in range(num_workers)

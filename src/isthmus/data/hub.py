@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from isthmus.core.types import UserError
-from isthmus.data.bad import BadSamples
+from isthmus.data.bad import ErrorBudget
 from isthmus.data.retry import first_line
 
 _BUILDERS = {
@@ -29,7 +29,7 @@ _FOLDERS = frozenset({"imagefolder", "audiofolder"})  # builders that read one f
 
 
 @dataclass(frozen=True)
-class Place:
+class Source:
     """Where data are.
 
     Attributes:
@@ -94,9 +94,9 @@ class Place:
 
 
 _WELL_KNOWN = {  # name: where it is, and its validation split
-    "c4": (Place("allenai/c4", "en", "train"), "validation"),
-    "imagenet-1k": (Place("ILSVRC/imagenet-1k", None, "train"), "validation"),
-    "librispeech": (Place("openslr/librispeech_asr", "clean", "train.100"), "validation"),
+    "c4": (Source("allenai/c4", "en", "train"), "validation"),
+    "imagenet-1k": (Source("ILSVRC/imagenet-1k", None, "train"), "validation"),
+    "librispeech": (Source("openslr/librispeech_asr", "clean", "train.100"), "validation"),
 }
 
 
@@ -109,21 +109,21 @@ class Named(Protocol):
     validation_split: str | None
 
 
-def find_places(spec: Named, streaming: bool = False) -> tuple[Place, Place | None]:
+def find_sources(spec: Named, streaming: bool = False) -> tuple[Source, Source | None]:
     """Where the training data are, and the validation data, where these have a split of their own."""
-    known, held_out = _WELL_KNOWN.get(spec.name, (Place(spec.name, None, spec.split), None))
+    known, held_out = _WELL_KNOWN.get(spec.name, (Source(spec.name, None, spec.split), None))
     config, held_out = spec.config or known.config, spec.validation_split or held_out
     split = known.split if spec.split == "train" else spec.split
-    place = Place(known.name, config, split, streaming)
+    place = Source(known.name, config, split, streaming)
     if held_out is None:
         return place, None
-    held_out_place = Place(known.name, config, held_out, streaming)
+    held_out_place = Source(known.name, config, held_out, streaming)
     if place.is_files and held_out_place.whole_split != place.whole_split:
         raise UserError(f"data: {spec.name!r} is one split: leave validation_split out, or give a folder with both")
     return place, held_out_place
 
 
-def load(place: Place, bad: BadSamples) -> Any:
+def load(place: Source, bad: ErrorBudget) -> Any:
     """The `datasets.Dataset`, or `IterableDataset` where it streams.
 
     Args:
@@ -148,7 +148,7 @@ def load(place: Place, bad: BadSamples) -> Any:
         raise UserError(_explain(place, error)) from error
 
 
-def load_files(place: Place, name: str, columns: dict[str, str], kind: str, bad: BadSamples) -> Any:
+def load_files(place: Source, name: str, columns: dict[str, str], kind: str, bad: ErrorBudget) -> Any:
     """The `datasets.IterableDataset` of these columns, the first of which holds files, as {"bytes", "path"}.
 
     Nothing is decoded: the library would end a shard at its first damaged file.
@@ -215,7 +215,7 @@ def check_kind(name: str, option: str, column: str, feature: Any, kind: str) -> 
         raise UserError(f"data: column {column!r} of {name!r} does not hold {_KINDS[kind]}: set data.{option}")
 
 
-def _readable_files(datasets: ModuleType, place: Place, bad: BadSamples) -> list[str]:
+def _readable_files(datasets: ModuleType, place: Source, bad: ErrorBudget) -> list[str]:
     """The files that can be read to their end; none where all can, so that something else is wrong."""
     arguments = place.arguments
     builder = datasets.load_dataset_builder(**arguments)
@@ -234,7 +234,7 @@ def _readable_files(datasets: ModuleType, place: Place, bad: BadSamples) -> list
     return good if len(good) < len(files) else []
 
 
-def _explain(place: Place, error: BaseException) -> str:
+def _explain(place: Source, error: BaseException) -> str:
     reason = first_line(error).rstrip(".")
     if place.is_here:
         return f"data: {place.name!r} cannot be loaded ({reason}); give a folder or files that hold {place.split!r}"

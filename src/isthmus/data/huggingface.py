@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from isthmus.core.types import UserError
-from isthmus.data.bad import BadSamples
-from isthmus.data.hub import Place, check_column, find_places, load
+from isthmus.data.bad import ErrorBudget
+from isthmus.data.hub import Source, check_column, find_sources, load
 from isthmus.data.options import check_options
 from isthmus.data.packing import hold_out, pack
 from isthmus.data.shards import Shards
-from isthmus.data.streamed import open_sides
+from isthmus.data.streamed import open_splits
 from isthmus.data.streamed_text import StreamedText
 from isthmus.data.tokenizer import load_tokenizer
-from isthmus.data.tokens import TokenCorpus
+from isthmus.data.tokens import TokenDataSet
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ class HuggingFace:
     def __post_init__(self) -> None:
         check_options(self)
 
-    def open(self, sequence_length: int) -> TokenCorpus | StreamedText:
+    def open(self, sequence_length: int) -> TokenDataSet | StreamedText:
         """Find the text, to be cut into samples of `sequence_length` tokens."""
-        tokenizer, bad = load_tokenizer(self.tokenizer), BadSamples(self.max_bad_samples)
-        place, held_out_place = find_places(self, self.streaming)
+        tokenizer, bad = load_tokenizer(self.tokenizer), ErrorBudget(self.max_bad_samples)
+        place, held_out_place = find_sources(self, self.streaming)
         opened = self._open_streamed if self.streaming else self._open_on_disk
         return opened(place, held_out_place, tokenizer, bad, sequence_length)
 
     def _open_on_disk(
-        self, place: Place, held_out_place: Place | None, tokenizer: Any, bad: BadSamples, sequence_length: int
-    ) -> TokenCorpus:
+        self, place: Source, held_out_place: Source | None, tokenizer: Any, bad: ErrorBudget, sequence_length: int
+    ) -> TokenDataSet:
         dataset = self._load_rows(place, bad)
         if held_out_place is not None:
             rows, without = self._load_rows(held_out_place, bad), None
@@ -61,17 +61,19 @@ class HuggingFace:
         else:
             raise UserError(f"data: split {place.split!r} of {self.name!r} has one row: set data.validation_split")
         train = pack(dataset, self.text_column, tokenizer, bad, without)
-        return TokenCorpus(
+        return TokenDataSet(
             train, pack(rows, self.text_column, tokenizer, bad), sequence_length, vocab_size=tokenizer.vocab_size
         )
 
     def _open_streamed(
-        self, place: Place, held_out_place: Place | None, tokenizer: Any, bad: BadSamples, sequence_length: int
+        self, place: Source, held_out_place: Source | None, tokenizer: Any, bad: ErrorBudget, sequence_length: int
     ) -> StreamedText:
-        sides = open_sides(place, held_out_place, self.validation_fraction, lambda place: self._load_shards(place, bad))
+        sides = open_splits(
+            place, held_out_place, self.validation_fraction, lambda place: self._load_shards(place, bad)
+        )
         return StreamedText(sides, tokenizer, sequence_length)
 
-    def _load_rows(self, place: Place, bad: BadSamples) -> Any:
+    def _load_rows(self, place: Source, bad: ErrorBudget) -> Any:
         dataset = load(place, bad)
         self._check(place, dataset.column_names, len(dataset) == 0)
         kind = getattr(dataset.features[self.text_column], "dtype", "a nested column")
@@ -81,7 +83,7 @@ class HuggingFace:
             )
         return dataset
 
-    def _load_shards(self, place: Place, bad: BadSamples) -> Shards:
+    def _load_shards(self, place: Source, bad: ErrorBudget) -> Shards:
         dataset = load(place, bad)
         shards = Shards(dataset, self._text, self.name, bad)
         columns = dataset.column_names or shards.columns()
@@ -100,7 +102,7 @@ class HuggingFace:
             raise TypeError(f"its {self.text_column} is {type(text).__name__}, not text")
         return text
 
-    def _check(self, place: Place, columns: list[str], is_empty: bool) -> None:
+    def _check(self, place: Source, columns: list[str], is_empty: bool) -> None:
         if is_empty:
             raise UserError(f"data: split {place.split!r} of {self.name!r} has no rows; choose another data.split")
         check_column(self.name, "text_column", self.text_column, columns)

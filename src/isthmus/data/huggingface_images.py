@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from isthmus.core.types import UserError
-from isthmus.data.bad import BadSamples
-from isthmus.data.hub import Place, check_column, find_places, load_files
-from isthmus.data.indexed import IndexedCorpus, Indices
+from isthmus.data.bad import ErrorBudget
+from isthmus.data.hub import Source, check_column, find_sources, load_files
+from isthmus.data.indexed import IndexedDataSet, Indices
 from isthmus.data.options import check_options
-from isthmus.data.packing import Rows
+from isthmus.data.packing import RowNumbers
 from isthmus.data.picture_rows import PictureRows
-from isthmus.data.pictures import ImageSource, View
+from isthmus.data.pictures import ImageSamples, View
 from isthmus.data.shards import Shards
-from isthmus.data.sides import load_sides
-from isthmus.data.streamed import open_sides
+from isthmus.data.sides import load_splits
+from isthmus.data.streamed import open_splits
 from isthmus.data.streamed_rows import StreamedRows
 
 _NUM_THREADS = 8  # that decode
@@ -50,7 +50,7 @@ class HuggingFaceImages:
     def __post_init__(self) -> None:
         check_options(self)
 
-    def open(self, image_size: int, num_channels: int, num_classes: int) -> IndexedCorpus | StreamedRows:
+    def open(self, image_size: int, num_channels: int, num_classes: int) -> IndexedDataSet | StreamedRows:
         """Find the images.
 
         Args:
@@ -58,41 +58,41 @@ class HuggingFaceImages:
             num_channels: 1 (grey) or 3 (colour).
             num_classes: that the model knows; in a stream every label is compared with it as it comes.
         """
-        bad, view = BadSamples(self.max_bad_samples), View(image_size, num_channels, self.smallest_crop, self.flip)
-        places, each = find_places(self, self.streaming), ThreadPoolExecutor(_NUM_THREADS, "images").map
+        bad, view = ErrorBudget(self.max_bad_samples), View(image_size, num_channels, self.smallest_crop, self.flip)
+        places, each = find_sources(self, self.streaming), ThreadPoolExecutor(_NUM_THREADS, "images").map
         if self.streaming:
             return self._open_streamed(*places, view, num_classes, bad, each)
         return self._open_on_disk(*places, view, bad, each)
 
     def _open_on_disk(
-        self, place: Place, held_out_place: Place | None, view: View, bad: BadSamples, each: Any
-    ) -> IndexedCorpus:
-        sides = load_sides(place, held_out_place, self.validation_fraction, bad)
+        self, place: Source, held_out_place: Source | None, view: View, bad: ErrorBudget, each: Any
+    ) -> IndexedDataSet:
+        sides = load_splits(place, held_out_place, self.validation_fraction, bad)
         labels = [self._labels(dataset, rows) for dataset, rows in sides]
         train, held_out = (
-            ImageSource([f"row {row} of {dataset.split}" for row in rows], own, self._loader(dataset), view, bad, each)
+            ImageSamples([f"row {row} of {dataset.split}" for row in rows], own, self._loader(dataset), view, bad, each)
             for (dataset, rows), own in zip(sides, labels, strict=True)
         )
         classes = getattr(sides[0][0].features[self.label_column], "num_classes", 0)
-        return IndexedCorpus(train, held_out, {"num_classes": max(classes, 1 + max(own.max() for own in labels))})
+        return IndexedDataSet(train, held_out, {"num_classes": max(classes, 1 + max(own.max() for own in labels))})
 
     def _open_streamed(
-        self, place: Place, held_out_place: Place | None, view: View, num_classes: int, bad: BadSamples, each: Any
+        self, place: Source, held_out_place: Source | None, view: View, num_classes: int, bad: ErrorBudget, each: Any
     ) -> StreamedRows:
         columns = {"image_column": self.image_column, "label_column": self.label_column}
         reader = PictureRows(*columns.values(), view, num_classes)
 
-        def load_shards(place: Place) -> Shards:
+        def load_shards(place: Source) -> Shards:
             return Shards(load_files(place, self.name, columns, "Image", bad), reader.hold, self.name, bad)
 
-        sides = open_sides(place, held_out_place, self.validation_fraction, load_shards)
+        sides = open_splits(place, held_out_place, self.validation_fraction, load_shards)
         labels = sides.train.features[self.label_column]
         if not getattr(labels, "dtype", "").startswith(("int", "uint")):
             raise self._no_labels()
         classes = getattr(labels, "num_classes", None)
         return StreamedRows(sides, reader, {"num_classes": classes} if classes else {}, bad, each)
 
-    def _labels(self, dataset: Any, rows: Rows) -> Indices:
+    def _labels(self, dataset: Any, rows: RowNumbers) -> Indices:
         check_column(self.name, "image_column", self.image_column, dataset.column_names)
         check_column(self.name, "label_column", self.label_column, dataset.column_names)
         column = dataset.select_columns([self.label_column]).with_format("numpy")[:][self.label_column]

@@ -9,18 +9,18 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from isthmus.data.bad import BadSamples
+from isthmus.data.bad import ErrorBudget
 from isthmus.data.cached import map_once
-from isthmus.data.hub import Place, check_column, check_kind, find_places, load_files
-from isthmus.data.indexed import IndexedCorpus
+from isthmus.data.hub import Source, check_column, check_kind, find_sources, load_files
+from isthmus.data.indexed import IndexedDataSet
 from isthmus.data.options import check_options
-from isthmus.data.packing import Rows
+from isthmus.data.packing import RowNumbers
 from isthmus.data.recording_rows import RecordingRows
 from isthmus.data.recordings import FoundRecordings, Recording, as_transcript, check_rate, look_into, without_longer
 from isthmus.data.shards import Shards
-from isthmus.data.sides import load_sides
-from isthmus.data.speech import VOCABULARY, corpus_of
-from isthmus.data.streamed import open_sides
+from isthmus.data.sides import load_splits
+from isthmus.data.speech import VOCABULARY, data_set_of
+from isthmus.data.streamed import open_splits
 from isthmus.data.streamed_rows import StreamedRows
 
 _NUM_THREADS = 8  # that decode
@@ -52,33 +52,33 @@ class HuggingFaceSpeech:
     def __post_init__(self) -> None:
         check_options(self)
 
-    def open(self, sample_rate: int, num_samples: int) -> IndexedCorpus | StreamedRows:
+    def open(self, sample_rate: int, num_samples: int) -> IndexedDataSet | StreamedRows:
         """Find the recordings; on disk, look into each one's header."""
-        bad, places = BadSamples(self.max_bad_samples), find_places(self, self.streaming)
+        bad, places = ErrorBudget(self.max_bad_samples), find_sources(self, self.streaming)
         opened = self._open_streamed if self.streaming else self._open_on_disk
         return opened(*places, sample_rate, num_samples, bad)
 
     def _open_on_disk(
-        self, place: Place, held_out_place: Place | None, sample_rate: int, num_samples: int, bad: BadSamples
-    ) -> IndexedCorpus:
+        self, place: Source, held_out_place: Source | None, sample_rate: int, num_samples: int, bad: ErrorBudget
+    ) -> IndexedDataSet:
         sides = list[FoundRecordings]()
-        for dataset, rows in load_sides(place, held_out_place, self.validation_fraction, bad):
+        for dataset, rows in load_splits(place, held_out_place, self.validation_fraction, bad):
             sounds = self._sounds(dataset)
             found = self._recordings(dataset, sounds, rows, sample_rate, bad)
             usable = without_longer(found, num_samples) if self.transcripts else found
             sides.append(FoundRecordings(usable, num_samples, bad, self._loader(sounds)))
-        return corpus_of(sides, sample_rate, num_samples, self.transcripts)
+        return data_set_of(sides, sample_rate, num_samples, self.transcripts)
 
     def _open_streamed(
-        self, place: Place, held_out_place: Place | None, sample_rate: int, num_samples: int, bad: BadSamples
+        self, place: Source, held_out_place: Source | None, sample_rate: int, num_samples: int, bad: ErrorBudget
     ) -> StreamedRows:
         columns = {"audio_column": self.audio_column} | ({"text_column": self.text_column} if self.transcripts else {})
         reader = RecordingRows(self.audio_column, columns.get("text_column"), sample_rate, num_samples)
 
-        def load_shards(place: Place) -> Shards:
+        def load_shards(place: Source) -> Shards:
             return Shards(load_files(place, self.name, columns, "Audio", bad), reader.hold, self.name, bad)
 
-        sides = open_sides(place, held_out_place, self.validation_fraction, load_shards)
+        sides = open_splits(place, held_out_place, self.validation_fraction, load_shards)
         sizes = {"vocab_size": len(VOCABULARY)} if self.transcripts else {}
         return StreamedRows(sides, reader, sizes, bad, ThreadPoolExecutor(_NUM_THREADS, "speech").map)
 
@@ -90,7 +90,9 @@ class HuggingFaceSpeech:
         check_kind(self.name, "audio_column", self.audio_column, dataset.features[self.audio_column], "Audio")
         return dataset.select_columns([self.audio_column]).cast_column(self.audio_column, Audio(decode=False))
 
-    def _recordings(self, dataset: Any, sounds: Any, rows: Rows, sample_rate: int, bad: BadSamples) -> list[Recording]:
+    def _recordings(
+        self, dataset: Any, sounds: Any, rows: RowNumbers, sample_rate: int, bad: ErrorBudget
+    ) -> list[Recording]:
         from datasets import Value
 
         features = {"num_samples": Value("int64"), "rate": Value("int64"), "problem": Value("string")}

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from isthmus.core.types import UserError
-from isthmus.data.bad import BadSamples
-from isthmus.data.indexed import IndexedCorpus, Indices
+from isthmus.data.bad import ErrorBudget
+from isthmus.data.indexed import IndexedDataSet, Indices
 from isthmus.data.options import check_options
-from isthmus.data.pictures import ImageSource, View, open_image
+from isthmus.data.pictures import ImageSamples, View, open_image
 from isthmus.data.split import held_out
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Images:
     def __post_init__(self) -> None:
         check_options(self)
 
-    def open(self, image_size: int, num_channels: int) -> IndexedCorpus:
+    def open(self, image_size: int, num_channels: int) -> IndexedDataSet:
         """Find the images, to be read at this size in pixels and with 1 (grey) or 3 (colour) channels."""
         flip = self.source != "digits" if self.flip is None else self.flip
         view = View(image_size, num_channels, self.smallest_crop, flip)
@@ -62,10 +62,10 @@ class Images:
         except OSError as error:
             raise UserError(f"data: cannot read {error.filename!r}: {error.strerror}") from error
         each = map if self.source == "digits" else ThreadPoolExecutor(_NUM_THREADS, "images").map
-        bad = BadSamples(self.max_bad_samples)
-        train, validation = (ImageSource(*part, load, view, bad, each) for part in parts)
+        bad = ErrorBudget(self.max_bad_samples)
+        train, validation = (ImageSamples(*part, load, view, bad, each) for part in parts)
         num_classes = 1 + max(int(labels.max(initial=0)) for _, labels in parts)
-        return IndexedCorpus(train, validation, {"num_classes": num_classes})
+        return IndexedDataSet(train, validation, {"num_classes": num_classes})
 
     def _digits(self) -> tuple[Load, Parts]:
         from PIL import Image

@@ -15,7 +15,7 @@ from isthmus.inner.step import Batch
 Indices = npt.NDArray[np.int64]  # [batch]
 
 
-class Source(Protocol):
+class IndexedSamples(Protocol):
     """Samples by number."""
 
     @property
@@ -37,10 +37,10 @@ class Source(Protocol):
         ...
 
 
-class IndexedSamples:
+class IndexedOrder:
     """The samples of a source as one endless line, every epoch in an order of its own, drawn from (seed, epoch)."""
 
-    def __init__(self, source: Source, seed: int) -> None:
+    def __init__(self, source: IndexedSamples, seed: int) -> None:
         self._source, self._seed = source, seed
         self.tokens_per_sample = source.tokens_per_sample
         text = f"{source.fingerprint} {len(source)} {seed}"
@@ -56,7 +56,7 @@ class IndexedSamples:
         return self._source.read(indices, positions + self._seed * 0x9E3779B97F4A7C15 % 2**62)
 
 
-class IndexedCorpus:
+class IndexedDataSet:
     """Training and validation samples.
 
     Args:
@@ -65,18 +65,18 @@ class IndexedCorpus:
         sizes: what a model must have at least, by the names of its options.
     """
 
-    def __init__(self, train: Source, validation: Source, sizes: dict[str, int]) -> None:
+    def __init__(self, train: IndexedSamples, validation: IndexedSamples, sizes: dict[str, int]) -> None:
         for name, source in (("training", train), ("validation", validation)):
             if len(source) == 0:
                 raise UserError(f"data: there are no {name} samples; give more data, or another validation_fraction")
         self.train, self.held_out, self.sizes = train, validation, sizes
 
-    def samples(self, seed: int = 0) -> IndexedSamples:
+    def sample_order(self, seed: int = 0) -> IndexedOrder:
         """All training samples, in the order that `seed` chooses."""
-        return IndexedSamples(self.train, seed)
+        return IndexedOrder(self.train, seed)
 
     def validation(self, batch_size: int, num_samples: int = 256) -> list[Batch]:
-        """Samples spread evenly over the validation data; all of them where they are fewer than asked for."""
+        """SampleOrder spread evenly over the validation data; all of them where they are fewer than asked for."""
         size = len(self.held_out)
         chosen = np.linspace(0, size - 1, min(num_samples, size)).astype(np.int64)
         return [self.held_out.read(chosen[i : i + batch_size], None) for i in range(0, len(chosen), batch_size)]

@@ -1,10 +1,10 @@
 """Who reads which samples: a table that moves only with a commit, so that every sample enters the model once.
 
-The corpus is one endless line of samples, epoch after epoch, in an order that all workers share (`base.Samples`). The
-line is cut into shards of a fixed number of samples. A lease is a run of shards that one worker reads, in order; its
-start moves on as what was read is committed. Only the open parts of the line need to be written down: everything below
-the frontier is committed, but for the leases and for what dead workers gave back. So the table stays small however long
-the run, and the order does not depend on how many workers there are or were.
+All workers share one endless order of the samples, epoch after epoch (`base.SampleOrder`). It is cut into shards of a
+fixed number of samples. A lease is a run of shards that one worker reads, in order; its start moves on as what was read
+is committed. Only the open parts of the order need to be written down: everything below the frontier is committed, but
+for the leases and for what dead workers gave back. So the table stays small however long the run, and the order does
+not depend on how many workers there are or were.
 
 A `Ledger` is a value: `commit` makes the next one and leaves this one as it is. A refused sync has nothing to undo, a
 heal replaces one value by another, and the training thread may read it while the communication thread makes the next.
@@ -15,44 +15,44 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-Interval = tuple[int, int]  # [start, end) on the line of samples
+Interval = tuple[int, int]  # [start, end) in the order of the samples
 Intervals = tuple[Interval, ...]
 
 MAX_DEMAND = 2**24  # samples a worker may ask for beyond those it has read
 
 
 @dataclass(frozen=True)
-class Claim:
-    """What a worker announces before a sync. Samples are counted from the beginning of its holding."""
+class Proposal:
+    """What a worker proposes to commit with a sync. Samples are counted from the beginning of its first lease."""
 
-    since: int = -1  # the commit with which its holding began; -1: it has none
+    since: int = -1  # the commit that gave it its first lease; -1: it has none
     samples: int = 0  # read when its pseudo-gradient was captured, committed ones included
     demand: int = 0  # samples that it wants to have leased beyond these
 
     @classmethod
-    def read(cls, value: object) -> Claim | None:
-        """A claim from what another worker sent; None where it is none."""
+    def read(cls, value: object) -> Proposal | None:
+        """Return the proposal that another worker sent; None where it is none."""
         if not isinstance(value, dict) or value.keys() != {"since", "samples", "demand"}:
             return None
-        claim = cls(**value)
-        fits = _is_count(claim.samples) and _is_count(claim.demand) and claim.demand <= MAX_DEMAND
-        return claim if fits and (_is_count(claim.since) or claim == replace(claim, since=-1)) else None
+        read = cls(**value)
+        fits = _is_count(read.samples) and _is_count(read.demand) and read.demand <= MAX_DEMAND
+        return read if fits and (_is_count(read.since) or read == replace(read, since=-1)) else None
 
 
 @dataclass(frozen=True)
-class Holding:
-    """One worker's leases, from the commit at which it first had some until it has been away for too long."""
+class WorkerLeases:
+    """The leases of one worker, from the commit that first gave it some until it has been away for too long."""
 
-    since: int = -1
+    since: int = -1  # the commit that gave it the first lease
     seen: int = -1  # the last commit at which it was there
-    samples: int = 0  # committed since it began
+    samples: int = 0  # committed since then
     leases: Intervals = ()  # not committed yet, in the order in which they are read
 
-    def advance(self, samples: int) -> Holding:
-        """With everything committed up to the `samples`-th."""
+    def advance(self, samples: int) -> WorkerLeases:
+        """Return the leases with everything committed up to the `samples`-th."""
         return replace(self, samples=samples, leases=cut(self.leases, samples - self.samples))
 
 
@@ -61,7 +61,7 @@ class Ledger:
     """The replicated table: equal on all workers, bit for bit, after the same commits.
 
     Attributes:
-        corpus: `Samples.fingerprint` of the line that positions are positions in.
+        data_fingerprint: `SampleOrder.fingerprint` of the order that positions are positions in.
         shard_size: samples of a shard; leases end where a shard ends.
         lease_commits: commits that a worker may miss and keep its leases. A straggler's pseudo-gradient rides in its
             next sync, and counts only while nobody else was given its samples; a dead worker's samples merely
@@ -70,23 +70,23 @@ class Ledger:
         samples: committed in total; those that are in the anchors.
         frontier: the first position that was never leased.
         returned: open parts that no worker holds, from left to right.
-        holdings: by worker.
+        workers: the leases of every worker, by its name.
 
     Raises:
         ValueError: the parts do not add up, so this is the state of no ledger.
     """
 
-    corpus: str
+    data_fingerprint: str
     shard_size: int = 256
     lease_commits: int = 3
     commits: int = 0
     samples: int = 0
     frontier: int = 0
     returned: Intervals = ()
-    holdings: Mapping[str, Holding] = field(default_factory=dict)
+    workers: Mapping[str, WorkerLeases] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        held = [lease for holding in self.holdings.values() for lease in holding.leases]
+        held = [lease for own in self.workers.values() for lease in own.leases]
         before, num_open = 0, 0
         for start, end in sorted([*self.returned, *held]):
             if not before <= start < end <= self.frontier or end % self.shard_size:
@@ -95,88 +95,92 @@ class Ledger:
         if self.samples != self.frontier - num_open:
             raise ValueError(f"ledger: {self.samples} samples committed, but {self.frontier - num_open} by its table")
 
-    def check(self, worker: str, claim: object) -> str:
-        """Why a worker's claim cannot be committed; empty where it can.
+    def check(self, worker: str, proposal: object) -> str:
+        """Say why a worker's proposal cannot be committed; an empty string where it can.
 
-        All workers check all claims before they average: one that is refused takes no part in the mean.
+        All workers check all proposals before they average: one that is refused takes no part in the mean.
         """
-        read = Claim.read(claim)
+        read = Proposal.read(proposal)
         if read is None:
-            return f"{worker}: no claim, or one that cannot be read"
-        holding = self.holdings.get(worker, Holding())
-        if read.since != holding.since:
-            return f"{worker}: claims samples leased at commit {read.since}, but holds those of {holding.since}"
-        if not 0 <= read.samples - holding.samples <= length(holding.leases):
-            most = holding.samples + length(holding.leases)
-            return f"{worker}: claims to have read {read.samples} samples; {holding.samples} to {most} are possible"
+            return f"{worker}: its proposal is missing or cannot be read"
+        own = self.workers.get(worker, WorkerLeases())
+        if read.since != own.since:
+            return f"{worker}: proposes samples leased at commit {read.since}, but holds those of {own.since}"
+        if not 0 <= read.samples - own.samples <= length(own.leases):
+            most = own.samples + length(own.leases)
+            return f"{worker}: says that it has read {read.samples} samples; {own.samples} to {most} are possible"
         return ""
 
-    def gain(self, worker: str, claim: object) -> int:
-        """Samples that committing a claim adds; raises ValueError where `check` has a reason not to."""
-        reason, read = self.check(worker, claim), Claim.read(claim)
+    def gain(self, worker: str, proposal: object) -> int:
+        """Samples that committing a proposal adds; raises ValueError where `check` has a reason not to."""
+        reason, read = self.check(worker, proposal), Proposal.read(proposal)
         if reason or read is None:
             raise ValueError(f"ledger: {reason}")
-        return read.samples - self.holdings.get(worker, Holding()).samples
+        return read.samples - self.workers.get(worker, WorkerLeases()).samples
 
-    def commit(self, claims: Mapping[str, object], contributors: Collection[str]) -> Ledger:
+    def commit(self, proposals: Mapping[str, object], contributors: Collection[str]) -> Ledger:
         """The ledger after one more commit.
 
-        Contributors' leases advance to their claims; workers long absent give theirs back; then all present ones
+        Contributors' leases advance to their proposals; workers long absent give theirs back; then all present ones
         get what they ask for: first what was given back, then fresh shards.
 
         Args:
-            claims: of all workers present, those without a weight included, by name.
+            proposals: of all workers present, those without a weight included, by name.
             contributors: the workers whose pseudo-gradients are in the mean.
 
         Raises:
-            ValueError: a contributor's claim is not what `check` accepts.
+            ValueError: a contributor's proposal is not what `check` accepts.
         """
-        number, holdings = self.commits + 1, dict(self.holdings)
+        number, workers = self.commits + 1, dict(self.workers)
         gained = 0
         for worker in sorted(contributors):
-            gain = self.gain(worker, claims.get(worker))
+            gain = self.gain(worker, proposals.get(worker))
             if gain:
-                holdings[worker] = holdings[worker].advance(holdings[worker].samples + gain)
+                workers[worker] = workers[worker].advance(workers[worker].samples + gain)
                 gained += gain
-        gone = [w for w, held in holdings.items() if w not in claims and number - held.seen > self.lease_commits]
+        gone = [w for w, held in workers.items() if w not in proposals and number - held.seen > self.lease_commits]
         free = _Free(
-            self.shard_size, [*self.returned, *(x for w in gone for x in holdings.pop(w).leases)], self.frontier
+            self.shard_size, [*self.returned, *(x for w in gone for x in workers.pop(w).leases)], self.frontier
         )
-        for worker, claim in sorted(claims.items()):
-            holding = replace(holdings.get(worker, Holding(since=number)), seen=number)
-            missing = self._wanted(worker, claim, holding) - length(holding.leases)
-            holdings[worker] = replace(holding, leases=join([*holding.leases, *free.take(missing)]))
+        for worker, proposal in sorted(proposals.items()):
+            own = replace(workers.get(worker, WorkerLeases(since=number)), seen=number)
+            missing = self._wanted(worker, proposal, own) - length(own.leases)
+            workers[worker] = replace(own, leases=join([*own.leases, *free.take(missing)]))
         return replace(
             self,
             commits=number,
             samples=self.samples + gained,
             frontier=free.frontier,
             returned=join(free.returned),
-            holdings=holdings,
+            workers=workers,
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: as large as the leases that are open, not as the corpus or the run."""
+        """Return plain values for JSON: as large as the leases that are open, not as the data or the run."""
         state: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return state
+        return {_SAVED_AS.get(name, name): value for name, value in state.items()}
 
     @classmethod
     def from_state_dict(cls, state_dict: dict[str, Any]) -> Ledger:
-        """The inverse of `state_dict`; raises ValueError for what is not a ledger's state."""
+        """Return the ledger that `state_dict` describes; raises ValueError for what is not a ledger's state."""
         try:
-            state = dict(state_dict)
-            holdings = {worker: Holding(**held) for worker, held in state.pop("holdings").items()}
-            numbers = [n for held in holdings.values() for n in (held.since, held.seen, held.samples)]
+            state = {name: state_dict[_SAVED_AS.get(name, name)] for name in _FIELDS}
+            if len(state_dict) != len(state):
+                raise ValueError
+            workers = {worker: WorkerLeases(**held) for worker, held in state.pop("workers").items()}
+            numbers = [n for held in workers.values() for n in (held.since, held.seen, held.samples)]
             numbers += [state[name] for name in ("shard_size", "lease_commits", "commits", "samples", "frontier")]
             if not all(_is_count(number) for number in numbers) or not state["shard_size"]:
                 raise ValueError
-            if not all(held.since <= held.seen <= state["commits"] for held in holdings.values()):
+            if not all(held.since <= held.seen <= state["commits"] for held in workers.values()):
                 raise ValueError
-            if type(state["corpus"]) is not str or sum(held.samples for held in holdings.values()) > state["samples"]:
+            if sum(held.samples for held in workers.values()) > state["samples"]:
+                raise ValueError
+            if type(state["data_fingerprint"]) is not str:
                 raise ValueError
             returned = _read_intervals(state.pop("returned"))
-            holdings = {w: replace(held, leases=_read_intervals(held.leases)) for w, held in holdings.items()}
-            ledger = cls(**state, returned=returned, holdings=holdings)
+            workers = {w: replace(held, leases=_read_intervals(held.leases)) for w, held in workers.items()}
+            ledger = cls(**state, returned=returned, workers=workers)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"this is not the state of a data ledger ({str(error) or 'a value is not what it must be'})"
@@ -187,17 +191,21 @@ class Ledger:
         """16 hexadecimal digits that differ when anything in the ledger differs."""
         return hashlib.sha256(json.dumps(self.state_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
-    def _wanted(self, worker: str, claim: object, holding: Holding) -> int:
-        """Samples a worker shall have ahead of its committed ones."""
-        read = Claim.read(claim)
+    def _wanted(self, worker: str, proposal: object, own: WorkerLeases) -> int:
+        """SampleOrder a worker shall have ahead of its committed ones."""
+        read = Proposal.read(proposal)
         if read is None:
             return 0
-        uncommitted = 0 if self.check(worker, claim) else read.samples - holding.samples
+        uncommitted = 0 if self.check(worker, proposal) else read.samples - own.samples
         return max(0, uncommitted) + read.demand
 
 
+_FIELDS = [each.name for each in fields(Ledger)]
+_SAVED_AS = {"data_fingerprint": "corpus", "workers": "holdings"}  # in files: their former names
+
+
 class _Free:
-    """What can be leased: the parts that were given back, then the rest of the line."""
+    """What can be leased: the parts that were given back, then the rest of the order."""
 
     def __init__(self, shard_size: int, returned: Iterable[Interval], frontier: int) -> None:
         self.shard_size, self.returned, self.frontier = shard_size, sorted(returned), frontier

@@ -7,12 +7,12 @@ from typing import Any, Self
 import numpy as np
 
 from isthmus.core.types import UserError
-from isthmus.data.base import Corpus, Samples, Stream
-from isthmus.data.streamed import StreamedCorpus
+from isthmus.data.base import Batches, DataSet, SampleOrder
+from isthmus.data.streamed import StreamedDataSet
 from isthmus.inner.step import Batch
 
 
-class LineStream:
+class OrderedBatches:
     """Worker w of W takes every W-th batch of the line: the workers' samples are disjoint, and together all of it.
 
     Args:
@@ -22,7 +22,7 @@ class LineStream:
         num_workers: that share the line.
     """
 
-    def __init__(self, samples: Samples, batch_size: int, worker: int = 0, num_workers: int = 1) -> None:
+    def __init__(self, samples: SampleOrder, batch_size: int, worker: int = 0, num_workers: int = 1) -> None:
         if batch_size < 1:
             raise UserError(f"data: batch_size is {batch_size}; choose at least 1")
         self.tokens_per_batch = batch_size * samples.tokens_per_sample
@@ -54,8 +54,8 @@ class LineStream:
         self._position = state_dict["position"]
 
 
-def open_stream(corpus: Corpus, seed: int, batch_size: int, worker: int, num_workers: int) -> Stream:
-    """One worker's batches: of the corpus's own stream, where it can only be read in order, else of its line."""
-    if isinstance(corpus, StreamedCorpus):
-        return corpus.stream(seed, batch_size, worker, num_workers)
-    return LineStream(corpus.samples(seed), batch_size, worker, num_workers)
+def open_batches(data_set: DataSet, seed: int, batch_size: int, worker: int, num_workers: int) -> Batches:
+    """One worker's batches: of the data_set's own stream, where it can only be read in order, else of its line."""
+    if isinstance(data_set, StreamedDataSet):
+        return data_set.stream(seed, batch_size, worker, num_workers)
+    return OrderedBatches(data_set.sample_order(seed), batch_size, worker, num_workers)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from isthmus.data.bad import BadSamples
+from isthmus.data.bad import ErrorBudget
 from isthmus.data.cached import map_once
 from isthmus.data.shuffle import permute
 from isthmus.data.tokenizer import Tokenizer
 
-Rows = npt.NDArray[np.int64]  # [num_rows], sorted
+RowNumbers = npt.NDArray[np.int64]  # [num_rows], sorted
 _FORMAT = 1  # of what is cached
 
 
@@ -44,13 +44,15 @@ class ArrowTokens:
         return tokens
 
 
-def hold_out(num_rows: int, fraction: float) -> Rows:
+def hold_out(num_rows: int, fraction: float) -> RowNumbers:
     """The rows of the validation data: at least one, chosen by their number, alike on all machines."""
     num_held_out = min(max(1, round(num_rows * fraction)), num_rows - 1)
     return np.sort(permute(np.arange(num_held_out), num_rows, "validation"))
 
 
-def pack(dataset: Any, column: str, tokenizer: Tokenizer, bad: BadSamples, without: Rows | None = None) -> ArrowTokens:
+def pack(
+    dataset: Any, column: str, tokenizer: Tokenizer, bad: ErrorBudget, without: RowNumbers | None = None
+) -> ArrowTokens:
     """The tokens of all rows, in their order; made once, then found in the cache of `datasets`.
 
     Args:
@@ -88,7 +90,7 @@ def pack(dataset: Any, column: str, tokenizer: Tokenizer, bad: BadSamples, witho
     return ArrowTokens(packed.data.column("tokens"), tokenizer.dtype)
 
 
-def _is_in(numbers: Rows, chosen: Rows) -> npt.NDArray[np.bool_]:
+def _is_in(numbers: RowNumbers, chosen: RowNumbers) -> npt.NDArray[np.bool_]:
     """Which of the numbers are among the chosen ones."""
     if len(chosen) == 0:
         return np.zeros(len(numbers), bool)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from isthmus.core.types import UserError
-from isthmus.data.bad import BadSamples
+from isthmus.data.bad import ErrorBudget
 from isthmus.data.indexed import Indices
 from isthmus.inner.step import Batch
 
@@ -66,7 +66,7 @@ class View:
         return pixels[:, :, ::-1] if self.flip and mirrored < 0.5 else pixels
 
 
-class ImageSource:
+class ImageSamples:
     """Labelled images by number: {"image": [batch, channels, size, size] float32 from -1 to 1, "label": [batch] int64}.
 
     Args:
@@ -86,7 +86,7 @@ class ImageSource:
         labels: Indices,
         load: Callable[[str], Image],
         view: View,
-        bad: BadSamples,
+        bad: ErrorBudget,
         each: Callable[..., Iterable[tuple[Pixels, int]]] = map,
     ) -> None:
         self._names, self._labels, self._load, self._view = names, labels, load, view

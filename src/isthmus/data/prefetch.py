@@ -7,13 +7,13 @@ import weakref
 from queue import Empty, Queue
 from typing import Any, Self
 
-from isthmus.data.base import Stream
+from isthmus.data.base import Batches
 from isthmus.inner.step import Batch
 
 _GOODBYE_SECONDS = 10.0  # for a thread that hangs on the network when the program ends
 
 
-class Prefetched:
+class PrefetchedBatches:
     """A stream read ahead in a thread; its position is that of what was taken, not of what was read.
 
     Args:
@@ -21,7 +21,7 @@ class Prefetched:
         ahead: batches.
     """
 
-    def __init__(self, stream: Stream, ahead: int = 4) -> None:
+    def __init__(self, stream: Batches, ahead: int = 4) -> None:
         self.tokens_per_batch = stream.tokens_per_batch
         self._stream, self._ahead = stream, ahead
         self._position = stream.state_dict()
@@ -69,7 +69,7 @@ class Prefetched:
         self._stop = weakref.finalize(self, _end, thread, self._queue, stopping)
 
 
-def _fill(stream: Stream, queue: Queue[Any], stopping: threading.Event) -> None:
+def _fill(stream: Batches, queue: Queue[Any], stopping: threading.Event) -> None:
     while not stopping.is_set():
         try:
             item: Any = (next(stream), stream.state_dict())

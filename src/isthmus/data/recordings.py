@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from isthmus.core.types import UserError
-from isthmus.data.bad import BadSamples
+from isthmus.data.bad import ErrorBudget
 from isthmus.data.formants import Sound
 from isthmus.data.split import held_out, walk
 
@@ -46,7 +46,7 @@ class FoundRecordings:
         self,
         recordings: list[Recording],
         num_samples: int,
-        bad: BadSamples,
+        bad: ErrorBudget,
         load: Callable[[str], Path | BinaryIO] = Path,
     ) -> None:
         self._recordings, self._num_samples, self._bad, self._load = recordings, num_samples, bad, load
@@ -79,7 +79,7 @@ class FoundRecordings:
         raise UserError("data: all recordings are damaged; give others")
 
 
-def find_recordings(root: Path, sample_rate: int, bad: BadSamples, transcripts: bool) -> list[Recording]:
+def find_recordings(root: Path, sample_rate: int, bad: ErrorBudget, transcripts: bool) -> list[Recording]:
     """All FLAC and WAV files below a folder, sorted, with what was said where it is asked for.
 
     The texts stand beside them: in LibriSpeech's `*.trans.txt` (a line each: name, text), or in `name.txt`.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from isthmus.data.bad import BadSamples
+from isthmus.data.bad import ErrorBudget
 from isthmus.data.retry import PAUSES, first_line, is_passing
 
 Read = Callable[[dict[str, Any], str], Any]  # (columns of a row, its place) -> what it holds
@@ -33,7 +33,7 @@ class Shards:
         bad: where shards go that cannot be read to their end, and rows that `read` refuses; they are passed over.
     """
 
-    def __init__(self, dataset: Any, read: Read, name: str, bad: BadSamples) -> None:
+    def __init__(self, dataset: Any, read: Read, name: str, bad: ErrorBudget) -> None:
         self._dataset, self._read, self._name, self._bad = dataset, read, name, bad
         self.num_shards: int = dataset.num_shards
         self.features = dataset.features  # of its columns, by name; None where they are not known before reading
@@ -56,7 +56,7 @@ class ShardRows:
     """The rows of one shard: an iterator with an exact position."""
 
     def __init__(
-        self, shard: Any, read: Read, name: str, bad: BadSamples, position: dict[str, Any] | None = None
+        self, shard: Any, read: Read, name: str, bad: ErrorBudget, position: dict[str, Any] | None = None
     ) -> None:
         self._shard, self._read, self._name, self._bad = shard, read, name, bad
         self._num_rows, self._position = 0, position
@@ -90,7 +90,7 @@ class ShardRows:
         return {"rows": self._num_rows, "dataset": self._shard.state_dict()}
 
 
-def _patiently(shard: Any, name: str, bad: BadSamples, num_rows: int = 0) -> Iterator[dict[str, Any]]:
+def _patiently(shard: Any, name: str, bad: ErrorBudget, num_rows: int = 0) -> Iterator[dict[str, Any]]:
     """The rows of a shard. A source that fails for a moment is asked again, from the row where it failed."""
     failures = 0
     while True:

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from isthmus.core.types import UserError
-from isthmus.data.bad import BadSamples
-from isthmus.data.hub import Place, load
-from isthmus.data.packing import Rows, hold_out
+from isthmus.data.bad import ErrorBudget
+from isthmus.data.hub import Source, load
+from isthmus.data.packing import RowNumbers, hold_out
 
-Side = tuple[Any, Rows]  # a `datasets.Dataset`, and which of its rows
+Side = tuple[Any, RowNumbers]  # a `datasets.Dataset`, and which of its rows
 
 
-def load_sides(place: Place, held_out_place: Place | None, fraction: float, bad: BadSamples) -> list[Side]:
+def load_splits(place: Source, held_out_place: Source | None, fraction: float, bad: ErrorBudget) -> list[Side]:
     """Training and validation rows: a split each, or rows of one, chosen by their number.
 
     Args:

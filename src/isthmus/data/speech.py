@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from isthmus.core.types import UserError
-from isthmus.data.bad import BadSamples
+from isthmus.data.bad import ErrorBudget
 from isthmus.data.formants import Sound
-from isthmus.data.indexed import IndexedCorpus, Indices
+from isthmus.data.indexed import IndexedDataSet, Indices
 from isthmus.data.made_speech import SPEAKERS, MadeRecordings, choose_maker
 from isthmus.data.options import check_options
 from isthmus.data.recordings import FoundRecordings, find_recordings, split, without_longer
@@ -72,10 +72,10 @@ class Speech:
     def __post_init__(self) -> None:
         check_options(self)
 
-    def open(self, sample_rate: int, num_samples: int) -> IndexedCorpus:
+    def open(self, sample_rate: int, num_samples: int) -> IndexedDataSet:
         """Find the recordings, and look into each one's header."""
         sides = self._made(sample_rate, num_samples) if self.source in _MADE else self._found(sample_rate, num_samples)
-        return corpus_of(sides, sample_rate, num_samples, self.transcripts)
+        return data_set_of(sides, sample_rate, num_samples, self.transcripts)
 
     def _made(self, sample_rate: int, num_samples: int) -> list[Recordings]:
         maker = choose_maker(self.source)
@@ -84,7 +84,7 @@ class Speech:
         return [MadeRecordings(maker, speakers, sample_rate, num_samples) for speakers in sides]
 
     def _found(self, sample_rate: int, num_samples: int) -> list[Recordings]:
-        root, bad = Path(self.source).expanduser(), BadSamples(self.max_bad_samples)
+        root, bad = Path(self.source).expanduser(), ErrorBudget(self.max_bad_samples)
         if not root.is_dir():
             raise UserError(f"data: {self.source!r} is no folder; give one with recordings, or made")
         try:
@@ -95,14 +95,14 @@ class Speech:
         return [FoundRecordings(side, num_samples, bad) for side in split(usable, self.validation_fraction)]
 
 
-def corpus_of(sides: Sequence[Recordings], sample_rate: int, num_samples: int, transcripts: bool) -> IndexedCorpus:
+def data_set_of(sides: Sequence[Recordings], sample_rate: int, num_samples: int, transcripts: bool) -> IndexedDataSet:
     """Recordings to train on and to evaluate with, as batches for a model; with what is said where it is asked for."""
     longest = max(side.longest_text() for side in sides) if transcripts else None
-    train, validation = (SpeechSource(side, sample_rate, num_samples, longest) for side in sides)
-    return IndexedCorpus(train, validation, {"vocab_size": len(VOCABULARY)} if transcripts else {})
+    train, validation = (SpeechSamples(side, sample_rate, num_samples, longest) for side in sides)
+    return IndexedDataSet(train, validation, {"vocab_size": len(VOCABULARY)} if transcripts else {})
 
 
-class SpeechSource:
+class SpeechSamples:
     """Recordings as samples of one shape.
 
     Args:

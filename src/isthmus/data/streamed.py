@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Never, Self
 
 from isthmus.core.types import UserError
-from isthmus.data.deal import Piece, deal
-from isthmus.data.hub import Place
-from isthmus.data.prefetch import Prefetched
+from isthmus.data.deal import ShardPart, assign_shards
+from isthmus.data.hub import Source
+from isthmus.data.prefetch import PrefetchedBatches
 from isthmus.data.shards import Row, ShardRows, Shards
 from isthmus.inner.step import Batch
 
@@ -19,7 +19,7 @@ _IDLE_EPOCHS = 10  # without a sample, until a worker gives up
 
 
 @dataclass(frozen=True)
-class StreamedSides:
+class StreamedSplits:
     """Shards to train on and to evaluate with.
 
     Attributes:
@@ -46,9 +46,9 @@ class StreamedSides:
                     yield row
 
 
-def open_sides(
-    place: Place, held_out_place: Place | None, fraction: float, load_shards: Callable[[Place], Shards]
-) -> StreamedSides:
+def open_splits(
+    place: Source, held_out_place: Source | None, fraction: float, load_shards: Callable[[Source], Shards]
+) -> StreamedSplits:
     """A split each, or every so many rows of one.
 
     Args:
@@ -60,14 +60,14 @@ def open_sides(
     train = load_shards(place)
     held_out = train if held_out_place is None else load_shards(held_out_place)
     every = max(2, round(1 / fraction)) if held_out_place is None else 0
-    return StreamedSides(train, held_out, every, f"{place.name}:{place.split}")
+    return StreamedSplits(train, held_out, every, f"{place.name}:{place.split}")
 
 
 @dataclass(frozen=True)
-class StreamedCorpus(ABC):
+class StreamedDataSet(ABC):
     """Data that can only be read in order."""
 
-    sides: StreamedSides
+    sides: StreamedSplits
 
     @property
     @abstractmethod
@@ -85,14 +85,14 @@ class StreamedCorpus(ABC):
         """On what a sample depends beside the rows, as plain values."""
 
     @abstractmethod
-    def stream(self, seed: int, batch_size: int, worker: int, num_workers: int) -> Prefetched:
+    def stream(self, seed: int, batch_size: int, worker: int, num_workers: int) -> PrefetchedBatches:
         """Worker `worker`'s batches, read ahead."""
 
     @abstractmethod
     def validation(self, batch_size: int, num_samples: int = 256) -> list[Batch]:
         """The first samples of the validation data, `num_samples` at most."""
 
-    def samples(self, seed: int = 0) -> Never:
+    def sample_order(self, seed: int = 0) -> Never:
         """There is no line: a stream has no samples by number."""
         raise UserError(
             "data: workers that come and go share samples by number, which streamed data do not have: "
@@ -106,11 +106,11 @@ class StreamedCorpus(ABC):
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-class PieceStream(ABC):
+class StreamedBatches(ABC):
     """One worker's batches. It reads its pieces of an epoch one after the other, then begins the next epoch.
 
     Args:
-        corpus: the data.
+        data_set: the data.
         seed: of all that is random.
         batch_size: samples a batch.
         worker: number of this worker, from 0.
@@ -119,15 +119,15 @@ class PieceStream(ABC):
 
     unit: ClassVar[str]  # what it looks for, for messages
 
-    def __init__(self, corpus: StreamedCorpus, seed: int, batch_size: int, worker: int, num_workers: int) -> None:
+    def __init__(self, data_set: StreamedDataSet, seed: int, batch_size: int, worker: int, num_workers: int) -> None:
         if batch_size < 1:
             raise UserError(f"data: batch_size is {batch_size}; choose at least 1")
-        self.tokens_per_batch = batch_size * corpus.tokens_per_sample
-        self._sides, self._fingerprint = corpus.sides, corpus.fingerprint(seed)
+        self.tokens_per_batch = batch_size * data_set.tokens_per_sample
+        self._sides, self._fingerprint = data_set.sides, data_set.fingerprint(seed)
         self._seed, self._batch_size = seed, batch_size
         self._worker, self._num_workers = worker, num_workers
         self._epoch, self._idle_epochs = -1, 0
-        self._pieces: list[Piece] = []  # the first is being read
+        self._pieces: list[ShardPart] = []  # the first is being read
         self._rows: ShardRows | None = None  # of the first piece's shard, once it is opened
 
     def __iter__(self) -> Self:
@@ -183,4 +183,6 @@ class PieceStream(ABC):
             )
         self._idle_epochs += 1
         self._epoch += 1
-        self._pieces = deal(self._sides.train.num_shards, self._seed, self._epoch, self._worker, self._num_workers)
+        self._pieces = assign_shards(
+            self._sides.train.num_shards, self._seed, self._epoch, self._worker, self._num_workers
+        )

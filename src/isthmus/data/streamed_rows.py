@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from isthmus.core.types import UserError
-from isthmus.data.bad import BadSamples
-from isthmus.data.prefetch import Prefetched
+from isthmus.data.bad import ErrorBudget
+from isthmus.data.prefetch import PrefetchedBatches
 from isthmus.data.shards import Row
 from isthmus.data.shuffle import derive, permute
-from isthmus.data.streamed import PieceStream, StreamedCorpus
+from isthmus.data.streamed import StreamedBatches, StreamedDataSet
 from isthmus.inner.step import Batch
 
 _BLOCK_ROWS = 256  # that are shuffled together: what is kept in memory, as files
@@ -52,12 +52,12 @@ class Reader(Protocol):
         ...
 
     def batch(self, samples: list[Any]) -> Batch:
-        """Samples, at least one, in one batch."""
+        """SampleOrder, at least one, in one batch."""
         ...
 
 
 @dataclass(frozen=True)
-class StreamedRows(StreamedCorpus):
+class StreamedRows(StreamedDataSet):
     """Samples of which each is a row.
 
     Attributes:
@@ -70,7 +70,7 @@ class StreamedRows(StreamedCorpus):
 
     reader: Reader
     known_sizes: dict[str, int]
-    bad: BadSamples
+    bad: ErrorBudget
     each: Callable[..., Iterable[Any]]
 
     @property
@@ -88,9 +88,9 @@ class StreamedRows(StreamedCorpus):
         """Of samples: the reader's, and how many rows of a position are shuffled together."""
         return *self.reader.form, _BLOCK_ROWS
 
-    def stream(self, seed: int, batch_size: int, worker: int, num_workers: int) -> Prefetched:
+    def stream(self, seed: int, batch_size: int, worker: int, num_workers: int) -> PrefetchedBatches:
         """Worker `worker`'s batches, read ahead."""
-        return Prefetched(RowStream(self, seed, batch_size, worker, num_workers), _AHEAD)
+        return PrefetchedBatches(RowBatches(self, seed, batch_size, worker, num_workers), _AHEAD)
 
     def validation(self, batch_size: int, num_samples: int = 256) -> list[Batch]:
         """The first samples of the validation data, without anything random."""
@@ -115,7 +115,7 @@ class StreamedRows(StreamedCorpus):
             return None
 
 
-class RowStream(PieceStream):
+class RowBatches(StreamedBatches):
     """One worker's batches of rows, in an order that depends on the seed and the epoch.
 
     The rows of a piece are shuffled block by block. A position is where the present block begins, and which of its rows
@@ -125,9 +125,9 @@ class RowStream(PieceStream):
 
     unit = "sample"
 
-    def __init__(self, corpus: StreamedRows, seed: int, batch_size: int, worker: int, num_workers: int) -> None:
-        super().__init__(corpus, seed, batch_size, worker, num_workers)
-        self._corpus = corpus
+    def __init__(self, data_set: StreamedRows, seed: int, batch_size: int, worker: int, num_workers: int) -> None:
+        super().__init__(data_set, seed, batch_size, worker, num_workers)
+        self._corpus = data_set
         self._block: list[Row] = []  # what is not taken of it, in its order
 
     def __next__(self) -> Batch:

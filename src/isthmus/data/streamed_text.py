@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from isthmus.core.types import UserError
-from isthmus.data.prefetch import Prefetched
+from isthmus.data.prefetch import PrefetchedBatches
 from isthmus.data.shuffle import permute
-from isthmus.data.streamed import PieceStream, StreamedCorpus
+from isthmus.data.streamed import StreamedBatches, StreamedDataSet
 from isthmus.data.tokenizer import OneText, Tokenizer
 from isthmus.data.tokens import cut_windows
 from isthmus.inner.step import Batch
@@ -22,7 +22,7 @@ _TEXTS = 256  # that are tokenised together
 
 
 @dataclass(frozen=True)
-class StreamedText(StreamedCorpus):
+class StreamedText(StreamedDataSet):
     """Streamed text, in windows of `sequence_length` + 1 tokens; neighbours share one token.
 
     Attributes:
@@ -49,9 +49,9 @@ class StreamedText(StreamedCorpus):
         """Of samples: the tokenizer and their length."""
         return self.tokenizer.fingerprint, self.sequence_length
 
-    def stream(self, seed: int, batch_size: int, worker: int, num_workers: int) -> Prefetched:
+    def stream(self, seed: int, batch_size: int, worker: int, num_workers: int) -> PrefetchedBatches:
         """Worker `worker`'s batches, read ahead."""
-        return Prefetched(TextStream(self, seed, batch_size, worker, num_workers))
+        return PrefetchedBatches(TextBatches(self, seed, batch_size, worker, num_workers))
 
     def validation(self, batch_size: int, num_samples: int = 256) -> list[Batch]:
         """The first windows of the validation data."""
@@ -71,7 +71,7 @@ class StreamedText(StreamedCorpus):
         return [cut_windows(tokens, starts[i : i + batch_size], length) for i in range(0, len(starts), batch_size)]
 
 
-class TextStream(PieceStream):
+class TextBatches(StreamedBatches):
     """One worker's batches of windows.
 
     Tokens gather until there are enough for a block of windows, which are then shuffled; a block ends with the epoch.
@@ -81,9 +81,9 @@ class TextStream(PieceStream):
 
     unit = "text"
 
-    def __init__(self, corpus: StreamedText, seed: int, batch_size: int, worker: int, num_workers: int) -> None:
-        super().__init__(corpus, seed, batch_size, worker, num_workers)
-        self._tokenizer, self._length = corpus.tokenizer, corpus.sequence_length
+    def __init__(self, data_set: StreamedText, seed: int, batch_size: int, worker: int, num_workers: int) -> None:
+        super().__init__(data_set, seed, batch_size, worker, num_workers)
+        self._tokenizer, self._length = data_set.tokenizer, data_set.sequence_length
         self._num_blocks = 0
         self._windows = torch.empty(0, self._length + 1, dtype=torch.int32)
         self._rest = np.empty(0, self._tokenizer.dtype)

@@ -12,7 +12,7 @@ import numpy as np
 from isthmus.core.types import UserError
 from isthmus.data.options import check_options
 from isthmus.data.split import held_out, walk
-from isthmus.data.tokens import TokenCorpus, Tokens
+from isthmus.data.tokens import TokenDataSet, Tokens
 
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
 _END_OF_FILE = b"\0"
@@ -33,7 +33,7 @@ class Text:
     def __post_init__(self) -> None:
         check_options(self)
 
-    def open(self, sequence_length: int) -> TokenCorpus:
+    def open(self, sequence_length: int) -> TokenDataSet:
         """Read the text and cut it into samples of `sequence_length` bytes."""
         root = Path(sysconfig.get_path("stdlib") if self.source == "stdlib" else self.source).expanduser()
         try:
@@ -45,7 +45,7 @@ class Text:
             train, validation = self._split_file(*files) if len(files) == 1 else self._split_folder(root, files)
         except OSError as error:
             raise UserError(f"data: cannot read {error.filename!r}: {error.strerror}") from error
-        return TokenCorpus(train, validation, sequence_length, vocab_size=256)
+        return TokenDataSet(train, validation, sequence_length, vocab_size=256)
 
     def _files(self, root: Path) -> list[Path]:
         """All files that are not empty, sorted by path."""

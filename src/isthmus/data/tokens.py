@@ -16,7 +16,7 @@ from isthmus.inner.step import Batch
 Tokens = npt.NDArray[np.integer[Any]]  # [num_tokens]; `packing.ArrowTokens` is read in the same way
 
 
-class TokenCorpus:
+class TokenDataSet:
     """Training and validation tokens, cut into windows of `sequence_length` + 1; neighbours share one token."""
 
     def __init__(self, train: Tokens, validation: Tokens, sequence_length: int, vocab_size: int) -> None:
@@ -31,9 +31,9 @@ class TokenCorpus:
         self.sequence_length = sequence_length
         self.sizes = {"vocab_size": vocab_size}
 
-    def samples(self, seed: int = 0) -> TokenSamples:
+    def sample_order(self, seed: int = 0) -> WindowOrder:
         """All training windows, in the order that `seed` chooses."""
-        return TokenSamples(self.train, self.sequence_length, seed)
+        return WindowOrder(self.train, self.sequence_length, seed)
 
     def validation(self, batch_size: int, num_samples: int = 256) -> list[Batch]:
         """Windows spread evenly over the validation tokens; all of them where they are fewer than asked for."""
@@ -45,7 +45,7 @@ class TokenCorpus:
         ]
 
 
-class TokenSamples:
+class WindowOrder:
     """The windows of the training tokens as one endless line.
 
     An epoch is a permutation of as many windows as fit wherever the first one starts, which, like the permutation, is

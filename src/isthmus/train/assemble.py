@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from isthmus.compress import COMPRESSORS
 from isthmus.config import OUTER_OPTIMIZERS, RunConfig, TrackConfig, dump, flat
 from isthmus.core import SPLITS, State, UserError
-from isthmus.data import DATA, Corpus
+from isthmus.data import DATA, DataSet
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES, Adversarial, AdversarialStep, SupervisedStep
 from isthmus.inner.adversarial import is_adversarial
 from isthmus.inner.pipelined import PipelinedStep
@@ -40,19 +40,19 @@ _OWN = ("train.run_dir", "inner.micro_batch_size", "outer.offload", "data.max_ba
 _PRIVATE = {*_OWN, *(f"outer.transport.{name}" for name in _PLACES)}
 
 
-def open_data(config: RunConfig, model: ModelSpec) -> Corpus:
+def open_data(config: RunConfig, model: ModelSpec) -> DataSet:
     """The data, checked against the model."""
     data, kind = build(DATA, config.data), config.data["type"]
     needed = list(inspect.signature(data.open).parameters)
     missing = [name for name in needed if not hasattr(model, name)]
     if missing:
         raise UserError(f"data: {kind} is for models with {missing[0]}, {config.model['type']} has none: choose others")
-    corpus: Corpus = data.open(**{name: getattr(model, name) for name in needed})
-    for name, size in corpus.sizes.items():
+    data_set: DataSet = data.open(**{name: getattr(model, name) for name in needed})
+    for name, size in data_set.sizes.items():
         known = getattr(model, name, size)
         if size > known:
             raise UserError(f"model.{name} is {known}, the data has {size}: raise it")
-    return corpus
+    return data_set
 
 
 def build_model_spec(config: RunConfig) -> ModelSpec:

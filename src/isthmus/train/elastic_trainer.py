@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 
 from isthmus.core import State, UserError
-from isthmus.data import Corpus
-from isthmus.data.leased import LeasedStream, LeasesExhausted
+from isthmus.data import DataSet
+from isthmus.data.leased_batches import LeasedBatches, LeasesExhausted
 from isthmus.data.ledger import Ledger
 from isthmus.outer import OuterLoop
 from isthmus.train import assemble
@@ -101,12 +101,12 @@ class ElasticTrainer(Trainer):
         except LeasesExhausted:
             self._note(self.method.skip())
 
-    def _open_stream(self, corpus: Corpus) -> Leases:
+    def _open_stream(self, data_set: DataSet) -> Leases:
         config = self.config
         if config.outer.schedule is None:
             raise UserError(f"{config.outer.recipe} has no outer loop: it needs outer.transport.type torch_dist")
         name = worker_name(self.process.mesh.num_ranks)
-        stream = LeasedStream(corpus.samples(config.train.seed), name, config.inner.batch_size)
+        stream = LeasedBatches(data_set.sample_order(config.train.seed), name, config.inner.batch_size)
         return Leases(stream, config.outer.schedule.local_steps)
 
     def _stream_state(self) -> State:

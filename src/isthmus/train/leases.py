@@ -1,11 +1,11 @@
-"""The data ledger, as it rides with an elastic world's commits, and this worker's batches out of it."""
+"""The data ledger, as it moves with an elastic world's commits, and this worker's batches out of it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from isthmus.core import State
-from isthmus.data.leased import LeasedStream
+from isthmus.data.leased_batches import LeasedBatches
 from isthmus.data.ledger import Ledger
 from isthmus.inner.step import Batch
 
@@ -20,9 +20,9 @@ class Leases:
         local_steps: H.
     """
 
-    def __init__(self, stream: LeasedStream, local_steps: int) -> None:
+    def __init__(self, stream: LeasedBatches, local_steps: int) -> None:
         self.stream = stream
-        self.ledger = Ledger(stream.samples.fingerprint)
+        self.ledger = Ledger(stream.order.fingerprint)
         self._batches_ahead = _ROUNDS_AHEAD * local_steps
         self._based_on = self.ledger
 
@@ -43,7 +43,7 @@ class Leases:
     def propose(self) -> dict[str, int]:
         """What was read, and what is wanted."""
         self._rebase()
-        return self.stream.claim(self._batches_ahead)
+        return self.stream.propose(self._batches_ahead)
 
     def check(self, worker: str, proposal: Any) -> str:
         """See `Ledger.check`."""
@@ -72,14 +72,14 @@ class Leases:
         this worker does not know which (it went on from an old checkpoint).
         """
         verdict = self._rebase()
-        counts = verdict is None or (verdict.void == 0 and (verdict.landed == 0 or contributed))
+        counts = verdict is None or (verdict.void == 0 and (verdict.committed == 0 or contributed))
         if not counts:
-            self.stream.rewind()
+            self.stream.roll_back()
         return counts
 
     def roll_back(self) -> None:
         """This worker's progress was dropped: read its samples again."""
-        self.stream.rewind()
+        self.stream.roll_back()
 
     def state_dict(self) -> State:
         """The ledger."""

@@ -13,7 +13,7 @@ from torch.distributed import HashStore
 
 from isthmus.config import RunConfig, dump
 from isthmus.core import State, SyncReport, UserError
-from isthmus.data import Corpus, open_stream
+from isthmus.data import DataSet, open_batches
 from isthmus.inner.micro_batch import find_fastest
 from isthmus.inner.pipelined import PipelinedStep
 from isthmus.outer import OuterLoop, anchored
@@ -41,15 +41,15 @@ class Trainer:
         self.trackers = trackers
         self.worker = process.worker
         model_spec = assemble.build_model_spec(config)
-        corpus = assemble.open_data(config, model_spec)
+        data_set = assemble.open_data(config, model_spec)
         self.device = assemble.choose_device()
         self.model = model_spec.build(config.train.seed).to(self.device)
         self._num_parameters = sum(param.numel() for param in self.model.parameters())
         layout = assemble.layout(config, self.model)  # of the whole model
         stages = assemble.spread(config, model_spec, self.model, process.device_mesh)
-        self.stream = self._open_stream(corpus)
+        self.stream = self._open_stream(data_set)
         num_samples = config.train.eval_batches * config.inner.batch_size
-        validation = corpus.validation(config.inner.batch_size, num_samples) if self.worker == 0 else []
+        validation = data_set.validation(config.inner.batch_size, num_samples) if self.worker == 0 else []
         self.validation = process.own_share(validation)
         folder = self.run_dir / "checkpoints"
         self.checkpoints = Checkpoints(folder, self.worker, layout, process.rank, process.mesh, say)
@@ -66,7 +66,7 @@ class Trainer:
         self._unsaved = Unsaved(HashStore())
         self._last_position = self.position
         if config.inner.micro_batch_size == "auto":
-            (sample,) = corpus.validation(config.inner.batch_size, config.inner.batch_size)
+            (sample,) = data_set.validation(config.inner.batch_size, config.inner.batch_size)
             self.inner_step.micro_batch_size = find_fastest(self.inner_step, sample)
             say(f"micro-batches of {self.inner_step.micro_batch_size} are the fastest here")
         assemble.seed_generators(config.train.seed, process.dropout_seed)
@@ -166,9 +166,9 @@ class Trainer:
         """Steps of the whole run that are done."""
         return self.totals.steps
 
-    def _open_stream(self, corpus: Corpus) -> Any:
+    def _open_stream(self, data_set: DataSet) -> Any:
         train = self.config.train
-        return open_stream(corpus, train.seed, self.config.inner.batch_size, self.worker, train.workers)
+        return open_batches(data_set, train.seed, self.config.inner.batch_size, self.worker, train.workers)
 
     def _stream_state(self) -> State:
         return dict(self.stream.state_dict())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from isthmus.config import RunConfig
 from isthmus.core import UserError
-from isthmus.data import open_stream
+from isthmus.data import open_batches
 from isthmus.tools.doctor.check import Check, Status
 from isthmus.tools.report import readable_bytes
 from isthmus.train import assemble
@@ -37,8 +37,8 @@ def look_around(config: RunConfig, worker: int) -> list[Check]:
 def data_fingerprint(config: RunConfig) -> str:
     """Of the samples and their order, which workers of an elastic run share."""
     try:
-        corpus = assemble.open_data(config, assemble.build_model_spec(config))
-        return corpus.samples(config.train.seed).fingerprint
+        data_set = assemble.open_data(config, assemble.build_model_spec(config))
+        return data_set.sample_order(config.train.seed).fingerprint
     except UserError:
         return "unreadable"  # the check of the data says why
 
@@ -77,9 +77,9 @@ def _disk(config: RunConfig) -> _Finding:
 
 
 def _data(config: RunConfig, worker: int) -> _Finding:
-    corpus = assemble.open_data(config, assemble.build_model_spec(config))
-    next(open_stream(corpus, config.train.seed, config.inner.batch_size, worker, config.train.workers))
-    batches = corpus.validation(config.inner.batch_size, config.train.eval_batches * config.inner.batch_size)
+    data_set = assemble.open_data(config, assemble.build_model_spec(config))
+    next(open_batches(data_set, config.train.seed, config.inner.batch_size, worker, config.train.workers))
+    batches = data_set.validation(config.inner.batch_size, config.train.eval_batches * config.inner.batch_size)
     return "ok", f"training batches can be read, and {len(batches)} batches to evaluate", ""
 
 

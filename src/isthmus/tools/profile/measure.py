@@ -9,7 +9,7 @@ import torch
 
 from isthmus.config import RunConfig
 from isthmus.core import UserError
-from isthmus.data import open_stream
+from isthmus.data import open_batches
 from isthmus.tools.profile.device import describe, matrix_size, peak_flops, seconds_of
 from isthmus.tools.profile.inner import MicroBatch, count_flops, try_sizes
 from isthmus.tools.profile.sync import Link, SyncTimes, measure_syncs, model_link
@@ -51,12 +51,12 @@ def profile(config: RunConfig) -> Profile:
         raise UserError("profile: it measures a worker of one rank; set mesh.shard, mesh.tp and mesh.pp to 1")
     inner, seed = config.inner, config.train.seed
     spec = assemble.build_model_spec(config)
-    corpus = assemble.open_data(config, spec)
+    data_set = assemble.open_data(config, spec)
     device = assemble.choose_device()
     model = spec.build(seed).to(device)
     assemble.seed_generators(seed, 0)
     step = assemble.build_inner_step(config, model)
-    stream = open_stream(corpus, seed, inner.batch_size, 0, 1)
+    stream = open_batches(data_set, seed, inner.batch_size, 0, 1)
     batch = {name: tensor.to(device) for name, tensor in next(stream).items()}
 
     micro_batches = try_sizes(step, batch)

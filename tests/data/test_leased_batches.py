@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from isthmus.core import UserError
-from isthmus.data import LeasedStream, LeasesExhausted, Ledger
-from isthmus.data.base import Samples, Stream
-from isthmus.data.leased import Rebase
-from isthmus.data.tokens import TokenCorpus
+from isthmus.data import LeasedBatches, LeasesExhausted, Ledger
+from isthmus.data.base import Batches, SampleOrder
+from isthmus.data.leased_batches import Rebase
+from isthmus.data.tokens import TokenDataSet
 from tests.data.numbers import Numbers
 
 
-def read(stream: LeasedStream, num_batches: int) -> list[int]:
+def read(stream: LeasedBatches, num_batches: int) -> list[int]:
     """The positions of the next samples."""
     return [position for batch in islice(stream, num_batches) for position in batch["position"].tolist()]
 
@@ -23,27 +23,27 @@ def read(stream: LeasedStream, num_batches: int) -> list[int]:
 class Run:
     """Workers in lockstep: whoever is named in a sync takes part, and sees the vote."""
 
-    def __init__(self, lease_commits: int = 1, samples: Samples = Numbers()) -> None:  # noqa: B008 (a frozen value)
+    def __init__(self, lease_commits: int = 1, samples: SampleOrder = Numbers()) -> None:  # noqa: B008 (a frozen value)
         self.samples = samples
         self.ledger = Ledger(samples.fingerprint, shard_size=10, lease_commits=lease_commits)
 
-    def stream(self, worker: str, batch_size: int = 3) -> LeasedStream:
-        stream = LeasedStream(self.samples, worker, batch_size)
+    def stream(self, worker: str, batch_size: int = 3) -> LeasedBatches:
+        stream = LeasedBatches(self.samples, worker, batch_size)
         stream.rebase(self.ledger)
         return stream
 
-    def sync(self, *streams: LeasedStream, batches_ahead: int = 4) -> None:
-        claims = {stream.worker: stream.claim(batches_ahead) for stream in streams}
-        self.ledger = self.ledger.commit(claims, list(claims))
+    def sync(self, *streams: LeasedBatches, batches_ahead: int = 4) -> None:
+        proposals = {stream.worker: stream.propose(batches_ahead) for stream in streams}
+        self.ledger = self.ledger.commit(proposals, list(proposals))
         for stream in streams:
             captured = stream.uncommitted
-            assert stream.rebase(self.ledger) == Rebase(landed=captured)
+            assert stream.rebase(self.ledger) == Rebase(committed=captured)
 
 
 def test_a_worker_alone_reads_the_line_in_order_whatever_its_batch_size():
     for batch_size in (1, 3, 7, 64):
         run = Run()
-        stream: Stream = run.stream("a", batch_size)
+        stream: Batches = run.stream("a", batch_size)
         positions = []
         for _ in range(30):
             run.sync(stream, batches_ahead=2)
@@ -52,19 +52,19 @@ def test_a_worker_alone_reads_the_line_in_order_whatever_its_batch_size():
 
 
 def test_what_was_read_after_the_capture_stays_uncommitted():
-    """A sync that overlaps: the claim is made at step 2, lands after step 4, and the next capture follows."""
+    """A sync that overlaps: the proposal is made at step 2, lands after step 4, and the next capture follows."""
     run = Run()
     a = run.stream("a")
     run.sync(a, batches_ahead=20)
     positions = read(a, 2)
-    first = a.claim(20)
+    first = a.propose(20)
     positions += read(a, 1)
-    second = a.claim(20)  # in flight together with the first
+    second = a.propose(20)  # in flight together with the first
     positions += read(a, 1)
-    for claim, landed, committed in ((first, 6, 6), (second, 3, 9)):
-        run.ledger = run.ledger.commit({"a": claim}, ["a"])
+    for proposal, landed, committed in ((first, 6, 6), (second, 3, 9)):
+        run.ledger = run.ledger.commit({"a": proposal}, ["a"])
         assert run.ledger.samples == committed
-        assert a.rebase(run.ledger) == Rebase(landed=landed)
+        assert a.rebase(run.ledger) == Rebase(committed=landed)
         assert a.uncommitted == 12 - committed
     assert positions + read(a, 3) == list(range(21))
 
@@ -137,7 +137,7 @@ def test_a_straggler_whose_leases_came_back_to_it_has_lost_its_progress_all_the_
     run.sync(a)
     other_life = run.stream("b")
     run.sync(a, other_life)
-    assert run.ledger.holdings["b"].leases[0][0] == 20
+    assert run.ledger.workers["b"].leases[0][0] == 20
     assert b.rebase(run.ledger) == Rebase(void=6)
     assert read(b, 1) == [20, 21, 22]
 
@@ -147,10 +147,10 @@ def test_a_worker_that_missed_the_vote_keeps_what_it_read_after_the_capture():
     a, b = run.stream("a"), run.stream("b")
     run.sync(a, b)
     read(b, 2)
-    captured = b.claim(4)
+    captured = b.propose(4)
     after = read(b, 1)
-    run.ledger = run.ledger.commit({"a": a.claim(4), "b": captured}, ["a", "b"])
-    assert b.rebase(run.ledger) == Rebase(landed=6)
+    run.ledger = run.ledger.commit({"a": a.propose(4), "b": captured}, ["a", "b"])
+    assert b.rebase(run.ledger) == Rebase(committed=6)
     assert (run.ledger.samples, b.uncommitted) == (6, len(after))
 
 
@@ -176,12 +176,12 @@ def test_a_restored_worker_is_told_that_another_life_of_it_sent_what_it_holds():
     a, b = run.stream("a"), run.stream("b")
     run.sync(a, b)
     read(a, 1)
-    run.ledger = run.ledger.commit({"a": a.claim(4), "b": b.claim(4)}, ["b"])
+    run.ledger = run.ledger.commit({"a": a.propose(4), "b": b.propose(4)}, ["b"])
     saved = a.state_dict()
     run.sync(a, b)
     restored = run.stream("a")
     restored.load_state_dict(saved)
-    assert restored.rebase(run.ledger) == Rebase(landed=3)
+    assert restored.rebase(run.ledger) == Rebase(committed=3)
     assert restored.uncommitted == 0
 
 
@@ -192,16 +192,16 @@ def test_a_ledger_on_another_line_of_history_voids_what_was_read():
     here.sync(a)
     read(a, 2)
     there.sync(there.stream("0"), there.stream("a"))
-    assert here.ledger.holdings["a"].since == there.ledger.holdings["a"].since
+    assert here.ledger.workers["a"].since == there.ledger.workers["a"].since
     assert a.rebase(there.ledger) == Rebase(void=6)
 
 
-def test_rewind_reads_again_from_the_last_commit():
+def test_rolling_back_reads_again_from_the_last_commit():
     run = Run()
     a = run.stream("a")
     run.sync(a)
     first = read(a, 2)
-    a.rewind()
+    a.roll_back()
     assert read(a, 2) == first
 
 
@@ -210,10 +210,10 @@ def test_a_sync_that_lands_after_its_pseudo_gradient_was_dropped_voids_what_was_
     a = run.stream("a")
     run.sync(a)
     first = read(a, 2)
-    claim = a.claim(4)
-    a.rewind()
+    proposal = a.propose(4)
+    a.roll_back()
     assert read(a, 2) == first
-    run.ledger = run.ledger.commit({"a": claim}, ["a"])
+    run.ledger = run.ledger.commit({"a": proposal}, ["a"])
     assert a.rebase(run.ledger) == Rebase(void=6)
     assert read(a, 1) == [6, 7, 8]
 
@@ -226,14 +226,14 @@ def test_identity_37_a_restored_position_goes_on_bitwise(in_flight):
     run.sync(a)
     for _ in range(12):
         read(a, 1)
-        claim = a.claim(4)
+        proposal = a.propose(4)
         read(a, 1)
-        restored = LeasedStream(run.samples, "a", 4)
+        restored = LeasedBatches(run.samples, "a", 4)
         restored.load_state_dict(json.loads(json.dumps(a.state_dict())))
         if in_flight:
-            run.ledger = run.ledger.commit({"a": claim}, ["a"])
+            run.ledger = run.ledger.commit({"a": proposal}, ["a"])
         for stream in (a, restored):
-            assert stream.rebase(run.ledger) == Rebase(landed=4 if in_flight else 0)
+            assert stream.rebase(run.ledger) == Rebase(committed=4 if in_flight else 0)
         assert restored.state_dict() == a.state_dict()
         assert restored.uncommitted == (4 if in_flight else 8)
         expected = read(restored, 1)
@@ -242,14 +242,14 @@ def test_identity_37_a_restored_position_goes_on_bitwise(in_flight):
         assert a.state_dict()["captured"] == []  # only what may still be committed is kept
 
 
-def corpus_of(num_tokens: int, sequence_length: int = 4) -> TokenCorpus:
+def data_set_of(num_tokens: int, sequence_length: int = 4) -> TokenDataSet:
     """Token i is the number i, so a window says where it comes from."""
-    return TokenCorpus(np.arange(num_tokens), np.arange(num_tokens), sequence_length, num_tokens)
+    return TokenDataSet(np.arange(num_tokens), np.arange(num_tokens), sequence_length, num_tokens)
 
 
 def test_every_window_comes_once_an_epoch_whoever_reads():
     """The number of workers goes 2 -> 4 -> 1 -> 3, each time from the saved ledger."""
-    samples = corpus_of(603).samples(seed=3)
+    samples = data_set_of(603).sample_order(seed=3)
     run = Run(samples=samples)
     starts: list[int] = []
     for num_workers in (2, 4, 1, 3):
@@ -260,15 +260,15 @@ def test_every_window_comes_once_an_epoch_whoever_reads():
             starts += [start for s in streams for b in islice(s, 4) for start in b["tokens"][:, 0].tolist()]
             run.sync(*streams)
             assert run.ledger.samples == len(starts)
-    held = [lease for holding in run.ledger.holdings.values() for lease in holding.leases]
+    held = [lease for holding in run.ledger.workers.values() for lease in holding.leases]
     uncommitted = {position for lease in [*held, *run.ledger.returned] for position in range(*lease)}
     committed = np.array([position for position in range(run.ledger.frontier) if position not in uncommitted])
     assert min(uncommitted) > 2 * samples.num_samples  # two epochs are finished
     assert sorted(starts) == sorted(samples.read(committed)["tokens"][:, 0].tolist())
 
 
-def test_the_line_of_a_corpus():
-    samples = corpus_of(403).samples(seed=1)
+def test_the_order_of_the_windows_of_a_text():
+    samples = data_set_of(403).sample_order(seed=1)
     assert samples.num_samples == 99
     epochs = samples.read(np.arange(6 * 99))["tokens"].view(6, 99, 5)
     assert epochs.dtype == torch.int64
@@ -283,31 +283,36 @@ def test_the_line_of_a_corpus():
 
 
 @pytest.mark.parametrize("num_tokens", [5, 6, 8, 9, 12, 13])
-def test_the_shortest_corpus_works(num_tokens):
-    tokens = corpus_of(num_tokens).samples().read(np.arange(50))["tokens"]
+def test_the_shortest_text_works(num_tokens):
+    tokens = data_set_of(num_tokens).sample_order().read(np.arange(50))["tokens"]
     assert tokens.min() >= 0
     assert tokens.max() < num_tokens
     assert torch.equal(tokens, tokens[:, :1] + torch.arange(5))
 
 
 def test_the_fingerprint_tells_data_lengths_and_seeds_apart():
-    data = [corpus_of(403).samples(), corpus_of(403).samples(1), corpus_of(404).samples(), corpus_of(403, 5).samples()]
-    data.append(TokenCorpus(np.arange(403) + 1, np.arange(403), 4, 404).samples())
+    data = [
+        data_set_of(403).sample_order(),
+        data_set_of(403).sample_order(1),
+        data_set_of(404).sample_order(),
+        data_set_of(403, 5).sample_order(),
+    ]
+    data.append(TokenDataSet(np.arange(403) + 1, np.arange(403), 4, 404).sample_order())
     assert len({samples.fingerprint for samples in data}) == 5
-    assert corpus_of(403).samples().fingerprint == data[0].fingerprint
-    narrow = TokenCorpus(np.arange(403).astype(np.uint16), np.arange(403), 4, 403)
-    assert narrow.samples().fingerprint == data[0].fingerprint  # the same samples, held in fewer bytes
+    assert data_set_of(403).sample_order().fingerprint == data[0].fingerprint
+    narrow = TokenDataSet(np.arange(403).astype(np.uint16), np.arange(403), 4, 403)
+    assert narrow.sample_order().fingerprint == data[0].fingerprint  # the same samples, held in fewer bytes
 
 
 def test_other_data_is_refused():
-    stream = LeasedStream(corpus_of(403).samples(), "a", 3)
+    stream = LeasedBatches(data_set_of(403).sample_order(), "a", 3)
     with pytest.raises(UserError, match="give all workers the same data, sequence_length and seed"):
-        stream.rebase(Ledger(corpus_of(404).samples().fingerprint))
+        stream.rebase(Ledger(data_set_of(404).sample_order().fingerprint))
     with pytest.raises(UserError, match="the saved position belongs to other data"):
-        stream.load_state_dict(LeasedStream(corpus_of(404).samples(), "a", 3).state_dict())
+        stream.load_state_dict(LeasedBatches(data_set_of(404).sample_order(), "a", 3).state_dict())
     with pytest.raises(UserError, match="batch_size is 0"):
-        LeasedStream(Numbers(), "a", 0)
+        LeasedBatches(Numbers(), "a", 0)
 
 
 def test_tokens_are_counted():
-    assert LeasedStream(corpus_of(403).samples(), "a", 3).tokens_per_batch == 12
+    assert LeasedBatches(data_set_of(403).sample_order(), "a", 3).tokens_per_batch == 12
