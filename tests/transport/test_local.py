@@ -184,7 +184,7 @@ def test_a_lost_message_fails_that_collective_for_everybody_and_nothing_else():
     assert run(world, worker) == [[True, False, True]] * 3
 
 
-@pytest.mark.parametrize(("name", "size"), [("gather", 3), ("mean", 4)])
+@pytest.mark.parametrize(("name", "size"), [("all_gather", 3), ("all_reduce_mean", 4)])
 def test_workers_that_disagree_are_told_so(name, size):
     def worker(rank, transport):
         peers = transport.quorum(0)

@@ -100,10 +100,12 @@ def adopt(loop: OuterLoop, state: State) -> list[Sync]:
     Returns:
         Syncs that are still looking for workers: to be sent again, with nothing of this worker in them.
     """
-    loop.transport.load_state_dict(state["transport"])
+    elastic = loop.transport.elastic
+    assert elastic is not None
+    elastic.load_state_dict(state["transport"])
     loop.transport_state = state["finished"]
-    replicated_state, in_flight = loop.transport.replicated_state, loop.in_flight.values()
-    contributed = any(loop.transport.contributed_to(sync.outer_step) for sync in in_flight)
+    replicated_state, in_flight = elastic.replicated_state, loop.in_flight.values()
+    contributed = any(elastic.contributed_to(sync.outer_step) for sync in in_flight)
     keeps = replicated_state is None or replicated_state.reconcile(contributed)
     progress = [loop.offload.put(_progress(loop, i) if keeps else zeros(f)) for i, f in enumerate(loop.fragments)]
     loop.stage = state["stage"]
@@ -149,7 +151,7 @@ def _progress(loop: OuterLoop, index: int) -> Tensors:
     own = pseudo_gradient(fragment, loop.offload)
     if sync is None:
         return own
-    contributed = loop.transport.contributed_to(sync.outer_step)
+    contributed = loop.transport.elastic is not None and loop.transport.elastic.contributed_to(sync.outer_step)
     if contributed and sync.outcome is not None:
         fragment.state = sync.outcome.result().state  # it was sent and counts: so does what was not sent of it
     if sync.detached != contributed:

@@ -28,7 +28,7 @@ from isthmus.outer.pace import Pace
 from isthmus.outer.rounds import Rounds
 from isthmus.outer.saved import restore, saved_state
 from isthmus.outer.sync import Exchange, Outcome, Sync, averaged_buffers, pseudo_gradient, zeros
-from isthmus.transport.base import Behind, Transport
+from isthmus.transport.base import Behind, ReplicatedState, Transport
 
 Stage = Literal["training", "landing", "last", "finished"]
 OuterOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -87,15 +87,21 @@ class OuterLoop:
         self.in_flight: dict[int, Sync] = {}
         self.stage: Stage = "training"
         self.changing = threading.Lock()  # held while anything that workers share changes
-        self.transport_state = transport.state_dict()  # as of the last finished sync
+        # as of the last finished sync
+        self.transport_state = transport.elastic.state_dict() if transport.elastic else {}
         self.pace = Pace(schedule.local_steps)
         self._reports: list[SyncReport] = []
         self._background = Background(fragments[0].device)
         transport.join(self)
         if self._background.submit(self._compare_anchors).result():
             self._catch_up()
-        elif transport.replicated_state:
-            transport.replicated_state.apply()
+        elif self.replicated_state:
+            self.replicated_state.apply()
+
+    @property
+    def replicated_state(self) -> ReplicatedState | None:
+        """What moves with the commits; None in a static world."""
+        return self.transport.elastic.replicated_state if self.transport.elastic else None
 
     @torch.no_grad()
     def step(self) -> list[SyncReport]:
@@ -162,8 +168,8 @@ class OuterLoop:
 
     def close(self) -> None:
         """Let go of the peers, once what is in flight has arrived, and of the communication thread."""
-        if self.stage == "finished":
-            self._background.submit(self.transport.linger).result()
+        if self.stage == "finished" and self.transport.elastic:
+            self._background.submit(self.transport.elastic.wait_for_the_others).result()
         self._background.submit(self.transport.leave).result()
         self._background.close()
 
@@ -186,8 +192,8 @@ class OuterLoop:
         """Go on from a saved state: syncs that were in flight are sent again."""
         self._arrived(sorted(self.in_flight))
         again = restore(self, state_dict)
-        if self.transport.replicated_state:
-            self.transport.replicated_state.apply()
+        if self.replicated_state:
+            self.replicated_state.apply()
         for sync in again:
             self._dispatch(sync)
 
@@ -200,7 +206,8 @@ class OuterLoop:
         for sync in self.in_flight.values():
             assert sync.outcome is not None
             sync.outcome.result()
-        state = self._background.submit(partial(self.transport.catch_up, most_bytes(self.fragments))).result()
+        assert self.transport.elastic is not None
+        state = self._background.submit(partial(self.transport.elastic.catch_up, most_bytes(self.fragments))).result()
         with self.changing:
             for sync in adopt(self, state):
                 self._dispatch(sync)
@@ -221,9 +228,7 @@ class OuterLoop:
         if before and self.merge.keeps_progress and not before.detached:  # on its way already: do not count it twice
             torch._foreach_sub_(own, self.offload.get(before.own, fragment.device))
         detached = self._delayed and not self.merge.keeps_progress and not self.rounds.warm(self.inner_steps)
-        replicated_state = (
-            self.transport.replicated_state if index == len(self.fragments) - 1 else None
-        )  # it moves once a round
+        replicated_state = self.replicated_state if index == len(self.fragments) - 1 else None  # it moves once a round
         return Sync(
             index, own, detached, replicated_state.propose() if replicated_state else None, averaged_buffers(fragment)
         )
@@ -249,8 +254,8 @@ class OuterLoop:
             fragment, sync = self.fragments[index], self.in_flight.pop(index, None)
             outcome = self._take(sync) if sync else self._empty(fragment)
             self.transport_state = outcome.transport
-            if self.transport.replicated_state and index == len(self.fragments) - 1:
-                self.transport.replicated_state.apply()
+            if self.replicated_state and index == len(self.fragments) - 1:
+                self.replicated_state.apply()
             if sync and not outcome.report.committed:
                 refuse(fragment, sync, newer, self.offload)
             else:
@@ -259,8 +264,8 @@ class OuterLoop:
                 apply(fragment, sync, outcome, *parts)
             if sync and sync.left_out:
                 start_over(self.fragments, [*self.in_flight.values(), *captured])
-                if self.transport.replicated_state:
-                    self.transport.replicated_state.roll_back()
+                if self.replicated_state:
+                    self.replicated_state.roll_back()
 
     def _arrived(self, indices: list[int]) -> bool:
         """Wait for these fragments' syncs; False when the others had gone on and this worker took over their state."""
@@ -288,7 +293,8 @@ class OuterLoop:
         hand_over([*outcome.mean, *outcome.message])
         hidden_seconds = max(0.0, outcome.report.seconds - sync.waited_seconds)
         self._reports.append(replace(outcome.report, hidden_seconds=hidden_seconds))
-        self.transport.pace(self.pace.steps_per_second)
+        if self.transport.elastic:
+            self.transport.elastic.report_speed(self.pace.steps_per_second)
         self.pace.adopt(outcome.relative_speed)
         return outcome
 
@@ -300,7 +306,7 @@ class OuterLoop:
     def _compare_anchors(self) -> bool:
         """Refuse to start from different weights; True when the others have started already."""
         try:
-            replicated_state = self.transport.replicated_state
+            replicated_state = self.replicated_state
             peers = self.transport.quorum(0, replicated_state.propose() if replicated_state else None)
             self.transport.commit(peers, True, fingerprint(anchors(self.fragments)))
         except Behind:

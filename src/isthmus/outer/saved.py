@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from isthmus.outer.loop import OuterLoop
 
 _OF_SYNC = ("fragment", "own", "detached", "proposal", "buffers", "outer_step")
+_NAMES_SINCE = {"rider": "replicated_state", "claim": "proposal", "effort": "message_fraction"}  # version 0.1.0
 
 
 def saved_state(loop: OuterLoop) -> dict[str, Any]:
@@ -35,26 +36,22 @@ def saved_state(loop: OuterLoop) -> dict[str, Any]:
 def restore(loop: OuterLoop, state: dict[str, Any]) -> list[Sync]:
     """Become what was saved; returns the syncs that were in flight, to be sent again."""
     loop.inner_steps, loop.outer_steps = state["inner_steps"], state["outer_steps"]
-    loop.rounds.load_state_dict(state["rounds"])
+    loop.rounds.load_state_dict(_renamed(state["rounds"]))
     loop.outer_optimizer.load_state_dict(state["outer_optimizer"])
-    loop.transport_state = _transport_state(state["transport"])
-    loop.transport.load_state_dict(loop.transport_state)
+    loop.transport_state = _renamed(state["transport"])
+    if loop.transport.elastic:
+        loop.transport.elastic.load_state_dict(loop.transport_state)
     for fragment, saved in zip(loop.fragments, state["fragments"], strict=True):
         for anchor, value in zip(fragment.anchor, saved["anchor"], strict=True):
             anchor.copy_(value)
         fragment.state, fragment.version = copy_dicts(saved["state"]), saved["version"]
     loop.in_flight = {}
-    syncs = [Sync(**_sync_state(saved)) for saved in state["in_flight"]]
+    syncs = [Sync(**_renamed(saved)) for saved in state["in_flight"]]
     for sync in syncs:
         sync.own = [tensor.to(loop.fragments[sync.fragment].device) for tensor in sync.own]
     return syncs
 
 
-def _transport_state(state: State) -> State:
-    """As version 0.1.0 saved it, under its present names."""
-    return {"replicated_state" if key == "rider" else key: value for key, value in state.items()}
-
-
-def _sync_state(state: State) -> State:
-    """As version 0.1.0 saved it, under its present names."""
-    return {"proposal" if key == "claim" else key: value for key, value in state.items()}
+def _renamed(state: State) -> State:
+    """A state that version 0.1.0 saved, under its present names."""
+    return {_NAMES_SINCE.get(key, key): value for key, value in state.items()}

@@ -186,10 +186,10 @@ class Exchange:
             reason="" if committed else reason or "a peer refused it",
             left_out=left_out,
         )
-        share, transport = peers.weights[peers.rank], self.transport.state_dict()
+        share, transport = peers.weights[peers.rank], self._transport_state()
         outcome = Outcome(report, mean if committed else [], message, state, share, end, transport, undecided)
         outcome.buffers = buffers if committed else []
-        outcome.relative_speed = self.transport.relative_speed
+        outcome.relative_speed = self.transport.elastic.relative_speed if self.transport.elastic else 1.0
         return outcome
 
     def _without_peers(
@@ -199,10 +199,13 @@ class Exchange:
         report = SyncReport(
             sync.outer_step, fragment.name, False, 0, 0, 0, end - start, 0.0, math.nan, math.nan, reason=str(error)
         )
-        outcome = Outcome(report, [], sync.own, state, 0.0, end, self.transport.state_dict())
+        outcome = Outcome(report, [], sync.own, state, 0.0, end, self._transport_state())
         outcome.behind, outcome.final = isinstance(error, Behind), isinstance(error, Behind | Leaving)
-        outcome.relative_speed = self.transport.relative_speed
+        outcome.relative_speed = self.transport.elastic.relative_speed if self.transport.elastic else 1.0
         return outcome
+
+    def _transport_state(self) -> State:
+        return self.transport.elastic.state_dict() if self.transport.elastic else {}
 
     def _is_fatal(self, error: TransportError) -> bool:
         """A static world cannot go on without a worker, no worker without one of its ranks."""

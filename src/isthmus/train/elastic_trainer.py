@@ -21,7 +21,6 @@ from isthmus.train.stopping import Stopping
 from isthmus.train.trainer import Trainer
 from isthmus.transport import TransportError
 from isthmus.transport.elastic.engines import worker_name
-from isthmus.transport.elastic.world import Elastic
 from isthmus.transport.rendezvous import open_store
 
 
@@ -50,12 +49,12 @@ class ElasticTrainer(Trainer):
     def run(self) -> dict[str, Any]:
         """Train until the run is finished, or this worker is told to leave."""
         self._open_folder()
-        size, transport = self.process.world_size, self.method.transport
-        assert isinstance(transport, Elastic)
+        size, elastic = self.process.world_size, self.method.transport.elastic
+        assert elastic is not None
         store = HashStore() if size == 1 else open_store()[0]
         seconds = self.config.outer.transport["sync_budget_seconds"]
         try:
-            with Stopping(store, self.process.rank, size, seconds, transport.interrupt) as stopping:
+            with Stopping(store, self.process.rank, size, seconds, elastic.interrupt) as stopping:
                 turns = itertools.count(1)  # equal on all ranks; a worker need not take every step
                 while self.method.stage != "finished" and stopping.may_start(next(turns)):
                     if self.method.stage == "training" and self.method.inner_steps < self.config.train.steps:

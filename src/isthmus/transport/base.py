@@ -108,6 +108,48 @@ class TransportLimits:
     ranks_per_worker: int = 1  # all of them join; `num_workers` and the ranks of `Peers` count workers
 
 
+class ElasticPart(Protocol):
+    """What only a world answers whose workers come and go.
+
+    All calls but `interrupt` come from the communication thread.
+    """
+
+    replicated_state: ReplicatedState | None  # what moves with the commits, if anything does
+
+    @property
+    def relative_speed(self) -> float:
+        """This worker's share of the fastest one's speed, in (0, 1], as of the last commit."""
+        ...
+
+    def report_speed(self, steps_per_second: float) -> None:
+        """Tell the others, at the next sync, how fast this worker trains."""
+        ...
+
+    def catch_up(self, max_bytes: int) -> State:
+        """Return the shared state of those who are ahead, which may take `max_bytes`; only after `Behind`."""
+        ...
+
+    def contributed_to(self, outer_step: int) -> bool:
+        """Return whether the others' state, after catching up, holds what this worker sent in that sync."""
+        ...
+
+    def wait_for_the_others(self) -> None:
+        """Stay a while at the end of the run, for those who must still catch up with it."""
+        ...
+
+    def interrupt(self) -> None:
+        """End a wait for others, from any thread: this worker is told to leave."""
+        ...
+
+    def state_dict(self) -> State:
+        """Return what moves with every commit."""
+        ...
+
+    def load_state_dict(self, state_dict: State) -> None:
+        """Go on from a saved or fetched state."""
+        ...
+
+
 class Transport(Protocol):
     """A world of workers. All calls but `now`, `join` and `leave` come from the one communication thread."""
 
@@ -117,8 +159,8 @@ class Transport(Protocol):
         ...
 
     @property
-    def replicated_state(self) -> ReplicatedState | None:
-        """What moves with the commits; None in a static world."""
+    def num_workers(self) -> int:
+        """The number of workers that a quorum formed now would have."""
         ...
 
     @property
@@ -127,12 +169,12 @@ class Transport(Protocol):
         ...
 
     @property
-    def num_workers(self) -> int:
-        """Workers that a quorum formed now would have."""
+    def elastic(self) -> ElasticPart | None:
+        """What is asked only where workers come and go; None in a static world."""
         ...
 
     def join(self, replica: Replica) -> None:
-        """Connect; catch up with the others if the run is ahead of this worker."""
+        """Connect to the other workers, to which `replica` hands this worker's state when they have to catch up."""
         ...
 
     def quorum(self, outer_step: int, proposal: Any = None) -> Peers:
@@ -155,37 +197,8 @@ class Transport(Protocol):
         """
         ...
 
-    def catch_up(self, max_bytes: int) -> State:
-        """The shared state of those who are ahead, which may take so many bytes; only after `Behind`."""
-        ...
-
-    def contributed_to(self, outer_step: int) -> bool:
-        """After catching up: whether the others' state holds what this worker sent in that sync."""
-        ...
-
-    def state_dict(self) -> State:
-        """What moves with every commit: nothing in a static world."""
-        ...
-
-    def load_state_dict(self, state_dict: State) -> None:
-        """Stand where a saved or fetched state stands."""
-        ...
-
-    def linger(self) -> None:
-        """The run is finished: stay a while for those who must still catch up with its end."""
-        ...
-
     def leave(self) -> None:
         """Disconnect cleanly."""
-        ...
-
-    def pace(self, steps_per_second: float) -> None:
-        """Tell the others, at the next sync, how fast this worker trains."""
-        ...
-
-    @property
-    def relative_speed(self) -> float:
-        """This worker's share of the fastest one's speed, in (0, 1], as of the last commit."""
         ...
 
     def now(self) -> float:
@@ -195,31 +208,3 @@ class Transport(Protocol):
     def wait_until(self, seconds: float) -> None:
         """Tell the clock that the calling thread has waited for something that ended at `seconds`."""
         ...
-
-
-class Static:
-    """What a world whose workers never change has to say to questions about change."""
-
-    replicated_state: ReplicatedState | None = None
-    relative_speed = 1.0  # all are taken to be as fast as each other
-
-    def pace(self, steps_per_second: float) -> None:
-        """Nobody asks."""
-
-    def linger(self) -> None:
-        """All come to the end together."""
-
-    def catch_up(self, max_bytes: int) -> State:
-        """Nobody is ever behind."""
-        raise AssertionError("a static world has nobody to catch up with")
-
-    def contributed_to(self, outer_step: int) -> bool:
-        """Nobody is ever behind."""
-        return False
-
-    def state_dict(self) -> State:
-        """Nothing."""
-        return {}
-
-    def load_state_dict(self, state_dict: State) -> None:
-        """Nothing."""

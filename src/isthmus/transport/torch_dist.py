@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from isthmus.core.types import Peers
-from isthmus.transport.base import Replica, Static, TransportError, TransportLimits
+from isthmus.transport.base import ElasticPart, Replica, TransportError, TransportLimits
 from isthmus.transport.heartbeat import Heartbeat
 from isthmus.transport.identity import check_identities
 from isthmus.transport.peers import vote
@@ -26,7 +26,7 @@ _WORKER_BUDGETS = 10  # a rank may wait for others of its worker, whose messages
 LINGER_SECONDS = 5.0  # how long a leaving worker that holds the store waits for the others to leave
 
 
-class TorchDist(Static):
+class TorchDist:
     """All ranks of torch.distributed, as many to a worker as there should be; workers have equal weights.
 
     Rank r of the world belongs to worker r // ranks_per_worker. It averages with the ranks of the other workers that
@@ -47,6 +47,7 @@ class TorchDist(Static):
     """
 
     limits = TransportLimits()
+    elastic: ElasticPart | None = None
 
     def __init__(
         self,

@@ -10,7 +10,16 @@ from importlib.metadata import version
 from typing import Any
 
 from isthmus.core.types import Peers, State, UserError
-from isthmus.transport.base import Behind, Leaving, RankLost, Replica, ReplicatedState, TransportError, TransportLimits
+from isthmus.transport.base import (
+    Behind,
+    ElasticPart,
+    Leaving,
+    RankLost,
+    Replica,
+    ReplicatedState,
+    TransportError,
+    TransportLimits,
+)
 from isthmus.transport.elastic.election import Weighting, leaders, link, weigh, with_replicated_state
 from isthmus.transport.elastic.hold import Hold
 from isthmus.transport.elastic.membership import Card, Meeting, Membership
@@ -101,6 +110,11 @@ class Elastic:
         self._leaving = threading.Event()
         self._waits_for = ""
 
+    @property
+    def elastic(self) -> ElasticPart:
+        """This world itself."""
+        return self
+
     def join(self, replica: Replica) -> None:
         """Connect, and serve this worker's state to whoever has to catch up."""
 
@@ -176,7 +190,7 @@ class Elastic:
                 replicated_state.commit({name: meeting.cards[name]["proposal"] for name in self._members}, weighted)
         return end.committed
 
-    def pace(self, steps_per_second: float) -> None:
+    def report_speed(self, steps_per_second: float) -> None:
         """Put the speed on the next card."""
         self._speed = steps_per_second
 
@@ -234,7 +248,7 @@ class Elastic:
         self.membership.leave()
         self.worker_group.close()
 
-    def linger(self) -> None:
+    def wait_for_the_others(self) -> None:
         """At the end of the run: stay until the others have come to it too, for those who must catch up to do so."""
         if self.worker_group.rank == 0:
             self._await_the_end()
