@@ -17,9 +17,10 @@ from train_toy import Toy, toy_config
 from isthmus.cli import main
 from isthmus.config import RunConfig
 from isthmus.core import UserError
+from isthmus.data.tokenizer import load_tokenizer
 from isthmus.models import load_exported
 from isthmus.recipes import load_config
-from isthmus.tools.export import export
+from isthmus.tools.export import export, save_tokenizer
 from isthmus.train.assemble import build_model_spec, layout
 from isthmus.train.checkpoint import Checkpoints
 from isthmus.train.worker import train
@@ -64,6 +65,7 @@ def test_the_exported_weights_are_the_anchors_not_the_workers_own(stopped, tmp_p
 
 ELSEWHERE = """
 import sys, torch
+from isthmus.data.tokenizer import load_tokenizer
 from isthmus.models import load_exported
 model = load_exported(sys.argv[1], trust_imports=True)
 print(model({"tokens": torch.arange(40).view(4, 10) % 16}).item().hex())
@@ -95,7 +97,7 @@ def test_code_that_a_folder_names_is_not_run_unasked(stopped, tmp_path):
 LOGITS = """
 import sys, torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 logits = {}
 for folder in sys.argv[2:]:
     network, problems = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
@@ -104,6 +106,16 @@ for folder in sys.argv[2:]:
         param.data = param.data.clone()
     with torch.no_grad():
         logits[folder] = network(input_ids=torch.arange(16).view(2, 8), use_cache=False).logits
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for text in ("one <0> two", "\\0 \\r\\n\\t  'll ", "".join(map(chr, range(1, 0x500))), "漢字 😀"):
+        tokens = tokenizer(text)["input_ids"]
+        assert tokens == list(text.encode()), (folder, text, tokens)
+        assert tokenizer.decode(tokens) == text, (folder, text)
+    assert (len(tokenizer), tokenizer.eos_token_id) == (256, 0)
+    assert tokenizer.decode([104, 255, 105]) == "h\\ufffdi"  # what is no UTF-8 does not spoil the rest
+    prompts = tokenizer(["ab", "abc"], return_tensors="pt", padding=True, padding_side="left")
+    generated = network.generate(**prompts, min_new_tokens=4, max_new_tokens=4)
+    assert generated.shape == (2, 7) and tokenizer.decode(generated[1]).startswith("abc")
 save_file(logits, sys.argv[1])
 """
 
@@ -114,7 +126,7 @@ def language_model(folder: Path, model: str) -> RunConfig:
     return toy_config(folder.parent, *overrides)
 
 
-def test_language_models_load_with_transformers_alone_and_give_the_same_logits(tmp_path):
+def test_language_models_load_with_transformers_alone_give_the_same_logits_and_generate_text(tmp_path):
     from transformers import GPT2Config
 
     GPT2Config(
@@ -143,6 +155,19 @@ def test_language_models_load_with_transformers_alone_and_give_the_same_logits(t
     got = load_file(tmp_path / "logits")
     for folder, logits in expected.items():
         assert torch.equal(got[folder], logits), folder
+
+
+def test_a_tokenizer_of_a_folder_is_exported_and_missed_in_one_line(tmp_path, caplog):
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        folder.mkdir()
+    load_tokenizer("bytes").save(tmp_path / "first")
+    assert save_tokenizer(str(tmp_path / "first"), tmp_path / "second")
+    (tokens,) = load_tokenizer(str(tmp_path / "second")).encode(["naïve"])
+    assert tokens.tolist() == [*"naïve".encode(), 0]
+    assert not save_tokenizer(str(tmp_path / "nowhere"), tmp_path / "third")
+    (record,) = caplog.records
+    assert "exported without its tokenizer: data.tokenizer: " in record.getMessage()
+    assert not (tmp_path / "third").exists()
 
 
 SPEECH = "hidden_size: 16, num_layers: 2, num_heads: 2, conv_size: 8, position_groups: 4, num_samples: 8000"
@@ -257,6 +282,7 @@ def test_the_card_of_a_language_model_says_how_to_load_it(tmp_path):
     text = (tmp_path / "small/README.md").read_text()
     assert "# small\n" in text
     assert 'AutoModelForCausalLM.from_pretrained("path/to/this/folder")' in text
+    assert 'AutoTokenizer.from_pretrained("path/to/this/folder")' in text
     assert "the bytes of UTF-8 text" in text
     assert str(tmp_path) not in text  # nor in any other file: where a run lay is nobody's business
     assert str(tmp_path) not in (tmp_path / "small/config.json").read_text()

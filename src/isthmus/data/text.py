@@ -6,6 +6,7 @@ import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -29,6 +30,7 @@ class Text:
 
     source: str = "stdlib"  # a file, a folder, or "stdlib": the running interpreter's library without its tests
     validation_fraction: float = 0.05
+    tokenizer: ClassVar[str] = "bytes"
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,6 +37,10 @@ class Tokenizer(Protocol):
         """The tokens of each text, its end marked."""
         ...
 
+    def save(self, folder: Path) -> None:
+        """Write what transformers' `AutoTokenizer.from_pretrained(folder)` loads: it gives a text the same tokens."""
+        ...
+
 
 class Bytes:
     """The UTF-8 bytes of a text, a zero after them."""
@@ -47,6 +52,24 @@ class Bytes:
     def encode(self, texts: list[str]) -> list[OneText]:
         """See `Tokenizer`."""
         return [np.frombuffer(text.encode("utf-8", "replace") + b"\0", self.dtype) for text in texts]
+
+    def save(self, folder: Path) -> None:
+        """See `Tokenizer`."""
+        import tokenizers
+        from tokenizers import decoders, models, pre_tokenizers
+        from transformers import PreTrainedTokenizerFast
+
+        printable = {*range(33, 127), *range(161, 173), *range(174, 256)}  # the others have signs of their own (GPT-2)
+        signs = iter(range(256, 512))
+        vocabulary = {chr(byte if byte in printable else next(signs)): byte for byte in range(256)}
+        tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        end = tokenizer.id_to_token(0)
+        # split_special_tokens: the letter that stands for the end is an ordinary one in a text
+        options = {"split_special_tokens": True, "clean_up_tokenization_spaces": False}
+        fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, pad_token=end, **options)
+        fast.save_pretrained(folder)
 
 
 class Pretrained:
@@ -85,6 +108,10 @@ class Pretrained:
             return []
         encoded = self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
         return [np.array([*tokens, *self._end], self.dtype) for tokens in encoded["input_ids"]]
+
+    def save(self, folder: Path) -> None:
+        """See `Tokenizer`."""
+        self._tokenizer.save_pretrained(folder)
 
 
 def load_tokenizer(name: str) -> Tokenizer:

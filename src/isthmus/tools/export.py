@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +14,32 @@ from torch import nn
 
 from isthmus.config import RunConfig, parse
 from isthmus.core import State, UserError
+from isthmus.data import DATA
+from isthmus.data.tokenizer import load_tokenizer
 from isthmus.models import CausalLM, save_exported
 from isthmus.parallel.state import load_local_model, named_tensors
-from isthmus.tools.model_card import Facts, model_card
+from isthmus.spec import build
+from isthmus.tools.model_card import TrainingFacts, model_card
 from isthmus.train import assemble
 from isthmus.train.checkpoint import Checkpoints
 from isthmus.train.folder import metrics_path, say
 from isthmus.train.metrics import Totals
 from isthmus.train.reshard import whole_model
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
-class Found:
-    """A good checkpoint."""
+class WorkerCheckpoint:
+    """An undamaged checkpoint of one worker."""
 
     step: int
-    worker: int  # whose
+    worker: int  # its number
     ranks: list[State]  # what each of its ranks saved, tensors as `Stored`
 
 
 def export(run_dir: Path, to: Path) -> int:
-    """Write a run's model to a folder that transformers, or `isthmus.models.load_exported`, loads.
+    """Write a run's model, with its tokenizer, to a folder that transformers or `isthmus.models.load_exported` loads.
 
     Args:
         run_dir: of a run, finished or not.
@@ -50,19 +56,21 @@ def export(run_dir: Path, to: Path) -> int:
     config = _read_config(run_dir)
     spec = assemble.build_model_spec(config)
     model = spec.build(config.train.seed)
-    found = _newest_good(run_dir, assemble.layout(config, model))
-    load_local_model(model, whole_model(found.ranks, named_tensors(model)))
-    facts = _facts(config, run_dir, found, model)
-    beside = to.with_name(f"{to.name}.tmp")  # nobody meets half a model
+    checkpoint = _newest_good(run_dir, assemble.layout(config, model))
+    load_local_model(model, whole_model(checkpoint.ranks, named_tensors(model)))
+    facts = _facts(config, run_dir, checkpoint, model)
+    beside = to.with_name(f"{to.name}.tmp")  # renamed when complete, so that nobody reads half a model
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     try:
         network = save_exported(model, config.model, beside)
+        if network is None or not save_tokenizer(facts.tokenizer, beside):
+            facts = replace(facts, tokenizer=None)
         (beside / "README.md").write_text(model_card(to.resolve().name, facts, network))
         beside.rename(to)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    return found.step
+    return checkpoint.step
 
 
 def _read_config(run_dir: Path) -> RunConfig:
@@ -74,34 +82,46 @@ def _read_config(run_dir: Path) -> RunConfig:
     return parse(values)
 
 
-def _newest_good(run_dir: Path, layout: dict[str, Any]) -> Found:
-    """Of any worker: their anchors are equal, unless the method lets them differ."""
+def _newest_good(run_dir: Path, layout: dict[str, Any]) -> WorkerCheckpoint:
+    """Return the newest undamaged checkpoint of any worker: their anchors are equal, or the method lets them differ."""
     folder = run_dir / "checkpoints"
     names = [path for path in folder.glob("step-*/worker-*") if path.name.removeprefix("worker-").isdigit()]
-    there = [(int(path.parent.name.removeprefix("step-")), int(path.name.removeprefix("worker-"))) for path in names]
-    for step, worker in sorted(there, key=lambda found: (-found[0], found[1])):
+    saved = [(int(path.parent.name.removeprefix("step-")), int(path.name.removeprefix("worker-"))) for path in names]
+    for step, worker in sorted(saved, key=lambda item: (-item[0], item[1])):
         checkpoints = Checkpoints(folder, worker, layout, say=say)
         if checkpoints.is_usable(step):
-            return Found(step, worker, checkpoints.load_ranks(step))
+            return WorkerCheckpoint(step, worker, checkpoints.load_ranks(step))
     raise UserError(f"{folder} holds no undamaged checkpoint: train on, with train.checkpoint_every above 0")
 
 
-def _facts(config: RunConfig, run_dir: Path, found: Found, model: nn.Module) -> Facts:
-    saved = found.ranks[0]
-    return Facts(
+def _facts(config: RunConfig, run_dir: Path, checkpoint: WorkerCheckpoint, model: nn.Module) -> TrainingFacts:
+    return TrainingFacts(
         config=config,
-        step=found.step,
-        worker=found.worker,
-        totals=Totals(**saved["totals"]),
+        step=checkpoint.step,
+        worker=checkpoint.worker,
+        totals=Totals(**checkpoint.ranks[0]["totals"]),
         num_parameters=sum(param.numel() for param in model.parameters()),
         num_trained=sum(param.numel() for param in model.parameters() if param.requires_grad),
         is_language_model=isinstance(model, CausalLM),
-        evaluation=_evaluation(metrics_path(run_dir, 0), found.step),
+        tokenizer=getattr(build(DATA, config.data), "tokenizer", None),
+        evaluation=_last_evaluation(metrics_path(run_dir, 0), checkpoint.step),
     )
 
 
-def _evaluation(path: Path, step: int) -> dict[str, Any]:
-    """The last one up to a step; empty where there is none."""
+def save_tokenizer(name: str | None, folder: Path) -> bool:
+    """Write the tokenizer of the run's data beside the model, where there is one that can still be loaded."""
+    if name is None:
+        return False
+    try:
+        load_tokenizer(name).save(folder)
+    except UserError as error:
+        _log.warning("the model is exported without its tokenizer: %s", error)
+        return False
+    return True
+
+
+def _last_evaluation(path: Path, step: int) -> dict[str, Any]:
+    """Return the last evaluation up to a step; nothing where there is none."""
     lines = path.read_text().splitlines() if path.exists() else []
     events = [json.loads(line) for line in lines]
     return next((e for e in reversed(events) if e["event"] == "eval" and e["step"] <= step), {})

@@ -14,9 +14,19 @@ from isthmus.transport.peers import ring_bytes
 
 _UNITS = {"images": "images", "speech": "seconds of sound"}  # what is counted as tokens where there are none
 
+_LOAD = 'from transformers import {loader}\n\nmodel = {loader}.from_pretrained("path/to/this/folder")'
+_GENERATE = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
+tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
+tokens = model.generate(**tokenizer("Once upon a time", return_tensors="pt"), max_new_tokens=50)
+print(tokenizer.decode(tokens[0]))"""
+_GENERATION_TAG = "pipeline_tag: text-generation"
+
 
 @dataclass(frozen=True)
-class Facts:
+class TrainingFacts:
     """What a card says of a run."""
 
     config: RunConfig
@@ -26,10 +36,11 @@ class Facts:
     num_parameters: int
     num_trained: int  # of these parameters
     is_language_model: bool  # that predicts the next token
+    tokenizer: str | None  # its name in the configuration, such as "bytes"; None where there is none in the folder
     evaluation: dict[str, Any]  # the last eval event, {} where there is none
 
 
-def model_card(name: str, facts: Facts, network: nn.Module | None) -> str:
+def model_card(name: str, facts: TrainingFacts, network: nn.Module | None) -> str:
     """A model card, in Markdown, with the Hub's header.
 
     Args:
@@ -45,35 +56,34 @@ def model_card(name: str, facts: Facts, network: nn.Module | None) -> str:
         f"isthmus by `{recipe}` on {_count(facts.config.train.workers)}.",
         f"## Use\n\n```python\n{load}\n```",
     ]
-    if facts.config.data["type"] == "text":
-        sections.append("Its tokens are the bytes of UTF-8 text: `list(text.encode())`. There is no tokenizer.")
+    if facts.tokenizer == "bytes":
+        sections.append("Its tokens are the bytes of UTF-8 text: `list(text.encode())`. A zero ends a text.")
     sections.append("## Training\n\n" + _table(_training(facts)))
     if facts.evaluation:
         sections.append("## Evaluation\n\n" + _evaluation(facts))
     return "\n\n".join(sections) + "\n"
 
 
-def _loading(facts: Facts, network: nn.Module | None) -> tuple[str, list[str]]:
+def _loading(facts: TrainingFacts, network: nn.Module | None) -> tuple[str, list[str]]:
     """The code that loads it, and the card's header."""
     if network is None:
         kind = facts.config.model["type"]
         trust = ", trust_imports=True" if kind == "module" or ":" in kind else ""
         code = f'from isthmus.models import load_exported\n\nmodel = load_exported("path/to/this/folder"{trust})'
         return code, ["library_name: isthmus"]
-    name = type(network).__name__
-    loader = "AutoModelForCausalLM" if facts.is_language_model else name
-    code = f'from transformers import {loader}\n\nmodel = {loader}.from_pretrained("path/to/this/folder")'
-    task = ["pipeline_tag: text-generation"] if facts.is_language_model else []
-    return code, ["library_name: transformers", *task]
+    header = ["library_name: transformers"]
+    if facts.is_language_model:
+        return _GENERATE if facts.tokenizer else _LOAD.format(loader="AutoModelForCausalLM"), [*header, _GENERATION_TAG]
+    return _LOAD.format(loader=type(network).__name__), header
 
 
-def _kind(facts: Facts, network: nn.Module | None) -> str:
+def _kind(facts: TrainingFacts, network: nn.Module | None) -> str:
     model = facts.config.model
     own = model["path"] if model["type"] == "module" else model["type"]
     return f"A `{own if network is None else type(network).__name__}`"
 
 
-def _training(facts: Facts) -> list[tuple[str, str]]:
+def _training(facts: TrainingFacts) -> list[tuple[str, str]]:
     config, totals = facts.config, facts.totals
     unit = _UNITS.get(config.data["type"].removeprefix("huggingface_"), "tokens")
     inner, schedule = config.inner, config.outer.schedule
@@ -111,7 +121,7 @@ def _training(facts: Facts) -> list[tuple[str, str]]:
     return rows
 
 
-def _evaluation(facts: Facts) -> str:
+def _evaluation(facts: TrainingFacts) -> str:
     values = {name: value for name, value in facts.evaluation.items() if name not in ("event", "step", "of")}
     rows = [(name, "not finite" if value is None else f"{value:.4g}") for name, value in values.items()]
     of = "anchor, which is what is exported here," if facts.evaluation["of"] == "anchor" else "model"
