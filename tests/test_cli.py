@@ -143,8 +143,8 @@ def test_show_names_the_code_of_every_part(monkeypatch, capsys, config):
 
 def test_train_alone_reports(monkeypatch, capsys, config, tmp_path):
     assert isthmus(monkeypatch, "train", config) == 0
-    out = capsys.readouterr().out
-    assert "step 4/4" in out
+    out, err = capsys.readouterr()
+    assert "step 4/4" in err
     assert "diloco" in out
     assert (tmp_path / "run/report.png").stat().st_size > 10_000
     assert isthmus(monkeypatch, "train", config) == 2

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import sys
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
+from typing_extensions import override
+
+from isthmus import log
 
 if TYPE_CHECKING:
     from isthmus.tools.record import Record
@@ -24,7 +28,18 @@ _DHT_LISTEN = "/ip4/0.0.0.0/tcp/29520"
 
 # Commands import their parts themselves: torch takes seconds, and `--help` needs none of it.
 
+
+class _Commands(TyperGroup):
+    """The commands, with options that may stand before or behind any of them."""
+
+    @override
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        common = [arg for arg in args if arg in ("--verbose", "--quiet")]
+        return super().parse_args(ctx, common + [arg for arg in args if arg not in common])
+
+
 app = typer.Typer(
+    cls=_Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Train one model on clusters joined by slow, unreliable links.",
@@ -44,15 +59,24 @@ def main() -> None:
     # Workers share the cores: threads that spin while they wait would slow all of them down, many times over.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost peer is our own line, not a C++ stack trace
+    log.set_up()
     try:
         sys.exit(app(standalone_mode=False))
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
         message, code = _explain(error)
-    with suppress(OSError):  # the log's disk is full
-        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    logging.getLogger("isthmus").error(" ".join(message.split()))
     sys.exit(code)
+
+
+@app.callback()
+def common(
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log details, too.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Log warnings and errors only.")] = False,
+) -> None:
+    """Set up the log of this process; `launch` hands the options on to its workers."""
+    log.set_up(verbose, quiet)
 
 
 @app.command()

@@ -1,11 +1,19 @@
 """Runs that several tests look at."""
 
+import logging
 from pathlib import Path
 
 import pytest
 from train_processes import MESHES, NOT_ELEMENTWISE, Job, recipe, run_jobs, said
 
 from isthmus.recipes import RECIPES
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What isthmus logs in this process; `logged.messages` has the lines."""
+    caplog.set_level(logging.INFO, "isthmus")
+    return caplog
 
 
 @pytest.fixture(scope="session")

@@ -163,16 +163,14 @@ class World:
 
     def _check_checkpoints(self, rank: int) -> None:
         """All that are there can be used."""
-        said = list[str]()
-        usable = self._checkpoints(rank, said.append).usable()
+        usable = self._checkpoints(rank).usable()
         paths = list((self.run_dir / "checkpoints").glob(f"step-*/worker-{rank}*"))
         assert len(usable) == len(paths), "something half done is left behind"
-        assert not said
 
-    def _checkpoints(self, rank: int, say: Callable[[str], None] = print) -> Checkpoints:
+    def _checkpoints(self, rank: int) -> Checkpoints:
         folder = self.run_dir / "checkpoints"
         newest = max(folder.glob(f"step-*/worker-{rank}/manifest.json"))
-        return Checkpoints(folder, rank, json.loads(newest.read_text())["layout"], say=say)
+        return Checkpoints(folder, rank, json.loads(newest.read_text())["layout"])
 
 
 @contextmanager

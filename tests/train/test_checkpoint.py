@@ -46,13 +46,8 @@ def equal(a, b) -> bool:
 
 
 @pytest.fixture
-def said():
-    return []
-
-
-@pytest.fixture
-def checkpoints(tmp_path, said):
-    return Checkpoints(tmp_path / "checkpoints", 0, LAYOUT, say=said.append)
+def checkpoints(tmp_path):
+    return Checkpoints(tmp_path / "checkpoints", 0, LAYOUT)
 
 
 def test_load_gives_back_what_was_saved_bit_for_bit(checkpoints):
@@ -87,23 +82,23 @@ def flip(path):
 @pytest.mark.parametrize(
     "damage", [flip, lambda path: os.truncate(path, path.stat().st_size - 1), lambda path: path.unlink()]
 )
-def test_a_damaged_file_is_named_and_the_checkpoint_before_it_used(checkpoints, said, name, damage):
+def test_a_damaged_file_is_named_and_the_checkpoint_before_it_used(checkpoints, logged, name, damage):
     checkpoints.save(10, state(1))
     checkpoints.save(20, state(2))
     path = checkpoints.folder / "step-00000020/worker-0" / name
     damage(path)
     assert checkpoints.usable() == [10]
-    assert len(said) == 1
-    assert str(path) in said[0]
-    assert "\n" not in said[0]
+    assert len(logged.messages) == 1
+    assert str(path) in logged.messages[0]
+    assert "\n" not in logged.messages[0]
 
 
-def test_another_version_of_the_format_is_refused(checkpoints, said, monkeypatch):
+def test_another_version_of_the_format_is_refused(checkpoints, logged, monkeypatch):
     monkeypatch.setattr(checkpoint, "_FORMAT", 1)
     checkpoints.save(10, state())
     monkeypatch.undo()
     assert checkpoints.usable() == []
-    assert "manifest.json is of another version of isthmus" in said[0]
+    assert "manifest.json is of another version of isthmus" in logged.messages[0]
 
 
 def test_another_layout_is_refused_with_both_values(checkpoints, tmp_path):
@@ -194,7 +189,7 @@ def kill_at_call(function, number):
 
 
 @pytest.mark.parametrize("number", range(1, 8))  # four files and folders are flushed before the rename, three after
-def test_a_kill_while_writing_never_harms_the_last_good_one(checkpoints, monkeypatch, said, number):
+def test_a_kill_while_writing_never_harms_the_last_good_one(checkpoints, monkeypatch, logged, number):
     checkpoints.save(10, state(1))
     pid = os.fork()
     if pid == 0:
@@ -205,13 +200,13 @@ def test_a_kill_while_writing_never_harms_the_last_good_one(checkpoints, monkeyp
     newest = checkpoints.usable()[0]
     assert newest == (10 if number <= 4 else 20)
     assert equal(checkpoints.load(newest), state(newest // 10))
-    assert not said  # half of a checkpoint is none: nothing to report
+    assert not logged.messages  # half of a checkpoint is none: nothing to report
     checkpoints.save(20, state(3)) if newest == 10 else None
     assert 20 in checkpoints.usable()
 
 
 @pytest.mark.parametrize("number", range(1, 4))
-def test_a_kill_while_deleting_leaves_whole_checkpoints(checkpoints, monkeypatch, said, number):
+def test_a_kill_while_deleting_leaves_whole_checkpoints(checkpoints, monkeypatch, logged, number):
     for step in (10, 20):
         checkpoints.save(step, state(step // 10))
     pid = os.fork()
@@ -221,7 +216,7 @@ def test_a_kill_while_deleting_leaves_whole_checkpoints(checkpoints, monkeypatch
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     assert checkpoints.usable() == [20]
-    assert not said
+    assert not logged.messages
 
 
 def test_others_may_delete_meanwhile(checkpoints):
@@ -247,30 +242,29 @@ def test_others_may_delete_meanwhile(checkpoints):
     assert checkpoints.usable() == [1]
 
 
-def ranks_of(folder, mesh, said=None):
+def ranks_of(folder, mesh):
     """The checkpoints of all ranks of worker 1."""
-    say = print if said is None else said.append
-    return [Checkpoints(folder, 1, LAYOUT, rank, mesh, say) for rank in range(mesh.num_ranks)]
+    return [Checkpoints(folder, 1, LAYOUT, rank, mesh) for rank in range(mesh.num_ranks)]
 
 
-def test_on_another_mesh_the_ranks_share_out_who_looks_after_which_file(tmp_path, said):
+def test_on_another_mesh_the_ranks_share_out_who_looks_after_which_file(tmp_path, logged):
     for rank in ranks_of(tmp_path, Mesh(shard=3)):
         rank.save(10, state(rank.rank))
-    one, two = ranks_of(tmp_path, Mesh(tp=2), said)
+    one, two = ranks_of(tmp_path, Mesh(tp=2))
     assert [one.usable(), two.usable()] == [[10], [10]]
     assert one.mesh_of(10) == two.mesh_of(10) == Mesh(shard=3)
     flip(tmp_path / "step-00000010/worker-1-rank-1/state.safetensors")
     assert [one.usable(), two.usable()] == [[10], []]  # so it is not common
-    assert len(said) == 1
-    assert "worker-1-rank-1/state.safetensors was altered" in said[0]
+    assert len(logged.messages) == 1
+    assert "worker-1-rank-1/state.safetensors was altered" in logged.messages[0]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_all_ranks_of_a_former_mesh_have_to_be_there(tmp_path, said, ranks):
+def test_all_ranks_of_a_former_mesh_have_to_be_there(tmp_path, logged, ranks):
     first, *_ = ranks_of(tmp_path, Mesh(shard=3))
     first.save(10, state())
-    assert [] in [rank.usable() for rank in ranks_of(tmp_path, Mesh(pp=ranks), said)]
-    assert any("worker-1-rank-1/manifest.json cannot be read" in line for line in said)
+    assert [] in [rank.usable() for rank in ranks_of(tmp_path, Mesh(pp=ranks))]
+    assert any("worker-1-rank-1/manifest.json cannot be read" in line for line in logged.messages)
 
 
 def test_the_first_rank_tells_on_which_mesh_a_checkpoint_was_written(tmp_path):
@@ -281,12 +275,12 @@ def test_the_first_rank_tells_on_which_mesh_a_checkpoint_was_written(tmp_path):
         assert rank.mesh_of(10) == Mesh()
 
 
-def test_ranks_that_saved_on_different_meshes_are_no_checkpoint(tmp_path, said):
+def test_ranks_that_saved_on_different_meshes_are_no_checkpoint(tmp_path, logged):
     ranks_of(tmp_path, Mesh(shard=2))[0].save(10, state())
     ranks_of(tmp_path, Mesh(tp=2))[1].save(10, state())
-    (alone,) = ranks_of(tmp_path, Mesh(), said)
+    (alone,) = ranks_of(tmp_path, Mesh())
     assert alone.usable() == []
-    assert "worker-1-rank-1 was written on another mesh than what lies beside it" in said[0]
+    assert "worker-1-rank-1 was written on another mesh than what lies beside it" in logged.messages[0]
 
 
 def test_tensors_of_all_ranks_are_read_when_they_are_asked_for(tmp_path):

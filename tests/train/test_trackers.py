@@ -61,25 +61,26 @@ class Stuck(Diary):
         super().take(event, values)
 
 
-def test_one_that_fails_is_named_once_and_the_others_go_on():
-    said, broken, diary = [], Broken("broken"), Diary()
-    with Trackers([broken, diary], said.append) as trackers:
+def test_one_that_fails_is_named_once_and_the_others_go_on(logged):
+    broken, diary = Broken("broken"), Diary()
+    with Trackers([broken, diary]) as trackers:
         trackers.begin(0, Totals())
         for step in range(1, 5):
             trackers.take("step", {"step": step})
-    assert said == ["broken failed ([Errno 28] No space left on device): it is told nothing more, training goes on"]
+    line = "broken failed ([Errno 28] No space left on device): it is told nothing more, training goes on"
+    assert logged.messages == [line]
     assert broken.told == [("begin", 0), ("step", 1), ("step", 2), ("close", None)]
     assert diary.told == [("begin", 0), *(("step", step) for step in range(1, 5)), ("close", None)]
 
 
-def test_one_that_hangs_delays_nobody_and_costs_a_bounded_amount_of_memory():
-    said, stuck = [], Stuck()
-    with Trackers([stuck], said.append) as trackers:
+def test_one_that_hangs_delays_nobody_and_costs_a_bounded_amount_of_memory(logged):
+    stuck = Stuck()
+    with Trackers([stuck]) as trackers:
         begin = time.monotonic()
         for step in range(12_000):
             trackers.take("step", {"step": step})
         assert time.monotonic() - begin < 5
-        assert said == ["the trackers are slower than training: some events are in the metrics file only"]
+        assert logged.messages == ["the trackers are slower than training: some events are in the metrics file only"]
         stuck.go.set()
     steps = [step for event, step in stuck.told if event == "step"]
     assert steps == list(range(len(steps)))
@@ -152,13 +153,13 @@ def logged_by_wandb(path: Path) -> list[dict[str, float]]:
     return rows
 
 
-def test_wandb_keeps_an_offline_run(tmp_path, monkeypatch, capfd):
+def test_wandb_keeps_an_offline_run(tmp_path, monkeypatch, logged):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     run_dir = tmp_path / "run"
     train(toy_config(tmp_path, "track.wandb=bridges"))
     (path,) = run_dir.glob("wandb/offline-run-*/run-*.wandb")
-    assert f"wandb is offline; send the run later with: wandb sync {path.parent}" in capfd.readouterr().err
+    assert f"wandb is offline; send the run later with: wandb sync {path.parent}" in logged.messages
     rows = logged_by_wandb(path)
     losses = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
     assert losses == told(run_dir, "step", "loss")
@@ -182,14 +183,13 @@ def test_a_package_that_is_missing_is_named_before_anything_begins(tmp_path, mon
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_whose_tracker_cannot_write_goes_on(tmp_path, capfd):
+def test_a_run_whose_tracker_cannot_write_goes_on(tmp_path, logged):
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     (run_dir / "tensorboard").write_text("in the way")
     assert train(toy_config(tmp_path, "track.tensorboard=true"))["finished"]
-    said = [line for line in capfd.readouterr().err.splitlines() if "tensorboard" in line]
-    assert len(said) == 1
-    assert "it is told nothing more, training goes on" in said[0]
+    (line,) = [line for line in logged.messages if "tensorboard" in line]
+    assert "it is told nothing more, training goes on" in line
 
 
 def test_what_is_watched_changes_nothing_of_the_run(tmp_path):

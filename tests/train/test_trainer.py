@@ -71,11 +71,11 @@ def test_identity_37_resumed_after_any_step_nothing_differs(tmp_path, name):
     assert_resumes_alike(toy_config(tmp_path, *METHODS[name], *KEEP_ALL), range(11, -1, -1))
 
 
-def test_the_search_for_a_micro_batch_changes_nothing_else(tmp_path, capfd):
+def test_the_search_for_a_micro_batch_changes_nothing_else(tmp_path, logged):
     run_dir = tmp_path / "run"
     chosen = train(toy_config(tmp_path, "inner.micro_batch_size=auto"))["micro_batch_size"]
     assert chosen in (1, 2, 4)
-    assert f"micro-batches of {chosen} are the fastest here" in capfd.readouterr().err
+    assert f"micro-batches of {chosen} are the fastest here" in logged.messages
     found, weights = events(run_dir, 0), final_weights(run_dir, 0)
     shutil.rmtree(run_dir)
     train(toy_config(tmp_path, f"inner.micro_batch_size={chosen}"))
@@ -88,16 +88,15 @@ def test_every_worker_may_have_its_own_micro_batch(tmp_path):
     assert len(hashes) == 1
 
 
-def test_a_signal_stops_it_and_it_goes_on_as_if_it_had_not(tmp_path, monkeypatch, capfd):
+def test_a_signal_stops_it_and_it_goes_on_as_if_it_had_not(tmp_path, monkeypatch, logged):
     config, run_dir = toy_config(tmp_path, "train.steps=400", "train.eval_every=100"), tmp_path / "run"
     with monkeypatch.context() as patch:
         at_step(patch, 7, lambda trainer: signal.raise_signal(signal.SIGINT))
         part = train(config)
     assert not part["finished"]
     assert 7 <= part["steps"] < 400
-    assert (
-        f"stopped after step {part['steps']}; go on with: isthmus train {run_dir}/config.yaml" in capfd.readouterr().err
-    )
+    how = f"isthmus train {run_dir}/config.yaml --resume"
+    assert f"stopped after step {part['steps']}; go on with: {how}" in logged.messages
     assert not summary(run_dir)["finished"]
     train(config, resume=True)
     interrupted, weights = events(run_dir, 0), final_weights(run_dir, 0)
@@ -160,13 +159,13 @@ def test_nothing_to_resume_from_is_one_line(tmp_path):
     assert "holds no usable checkpoint" in refused(toy_config(tmp_path), resume=True)
 
 
-def test_damaged_checkpoints_only_are_one_line(tmp_path, capfd):
+def test_damaged_checkpoints_only_are_one_line(tmp_path, logged):
     config = toy_config(tmp_path)
     train(config)
     for path in tmp_path.glob("run/checkpoints/*/*/state.json"):
         path.write_text("{}")
     assert "holds no usable checkpoint" in refused(config, resume=True)
-    assert capfd.readouterr().err.count("checkpoint refused: ") == 4
+    assert sum(line.startswith("checkpoint refused: ") for line in logged.messages) == 4
 
 
 @pytest.mark.parametrize(

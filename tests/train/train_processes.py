@@ -77,12 +77,14 @@ def run_jobs(jobs: list[Job], num_workers: int, within_seconds: float = 240) -> 
 def _work(rank: int, num_workers: int, port: int, jobs: list[Job]) -> None:
     import torch
 
+    from isthmus import log
     from isthmus.core import UserError
     from isthmus.recipes import load_config
     from isthmus.train.trainer import Trainer
     from isthmus.train.worker import train
 
     torch.set_num_threads(1)
+    log.set_up()
     world = {"RANK": rank, "WORLD_SIZE": num_workers, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({key: str(value) for key, value in world.items()})
     train_step = Trainer._train_step

@@ -22,7 +22,7 @@ from isthmus.spec import build
 from isthmus.tools.model_card import TrainingFacts, model_card
 from isthmus.train import assemble
 from isthmus.train.checkpoint import Checkpoints
-from isthmus.train.folder import metrics_path, say
+from isthmus.train.folder import metrics_path
 from isthmus.train.metrics import Totals
 from isthmus.train.reshard import whole_model
 
@@ -88,7 +88,7 @@ def _newest_good(run_dir: Path, layout: dict[str, Any]) -> WorkerCheckpoint:
     names = [path for path in folder.glob("step-*/worker-*") if path.name.removeprefix("worker-").isdigit()]
     saved = [(int(path.parent.name.removeprefix("step-")), int(path.name.removeprefix("worker-"))) for path in names]
     for step, worker in sorted(saved, key=lambda item: (-item[0], item[1])):
-        checkpoints = Checkpoints(folder, worker, layout, say=say)
+        checkpoints = Checkpoints(folder, worker, layout)
         if checkpoints.is_usable(step):
             return WorkerCheckpoint(step, worker, checkpoints.load_ranks(step))
     raise UserError(f"{folder} holds no undamaged checkpoint: train on, with train.checkpoint_every above 0")

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from isthmus.config import RunConfig, dump
 from isthmus.core import UserError
+from isthmus.log import options as log_options
 from isthmus.recipes.load import ENVIRONMENT_PREFIX
 from isthmus.tools.progress import LiveProgress
 from isthmus.tools.record import Record
@@ -150,7 +151,7 @@ class Workers:
         logs.mkdir(parents=True, exist_ok=True)
         path = logs / "config.yaml"  # what workers are given; they write the run's own once they agree on it
         path.write_text(yaml.safe_dump(dump(self.config), sort_keys=False))
-        command = [sys.executable, "-m", "isthmus", "train", str(path), "--on-leash"]
+        command = [sys.executable, "-m", "isthmus", *log_options(), "train", str(path), "--on-leash"]
         world = self._world()
         self._start = partial(self._start_worker, command, world)
         for worker in range(self.config.train.workers):

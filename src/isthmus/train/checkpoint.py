@@ -11,8 +11,9 @@ written (the disk is full) leaves nothing behind, and the ones before it as they
 from __future__ import annotations
 
 import json
+import logging
 import shutil
-from collections.abc import Callable, Container
+from collections.abc import Container
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from isthmus.train.folder import name_of, reason_of
 
 Layout = dict[str, Any]  # flat and plain: what must be equal for a checkpoint to fit
 
+_LOGGER = logging.getLogger(__name__)
 _FORMAT = 4  # of the files; another one is refused
 
 
@@ -46,7 +48,6 @@ class Checkpoints:
         layout: of the run; a checkpoint of another one is refused.
         rank: inside the worker.
         mesh: of the worker's ranks.
-        say: receives a line about every damaged file.
     """
 
     def __init__(
@@ -56,9 +57,8 @@ class Checkpoints:
         layout: Layout,
         rank: int = 0,
         mesh: Mesh = Mesh(),  # noqa: B008 (a frozen value)
-        say: Callable[[str], None] = print,
     ) -> None:
-        self.folder, self.worker, self.layout, self.rank, self.say = folder, worker, layout, rank, say
+        self.folder, self.worker, self.layout, self.rank = folder, worker, layout, rank
         self.name, self.mesh = name_of(worker, rank), mesh
 
     def save(self, step: int, state: State) -> None:
@@ -156,7 +156,7 @@ class Checkpoints:
             for rank in range(self.rank, Mesh(**manifest["mesh"]).num_ranks, self.mesh.num_ranks):
                 self._verify(step, name_of(self.worker, rank), manifest["mesh"])
         except _Damaged as damage:
-            self.say(f"checkpoint refused: {damage}")
+            _LOGGER.warning("checkpoint refused: %s", damage)
             return False
         if compare:
             self._compare(step, manifest["layout"])

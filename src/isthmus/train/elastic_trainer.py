@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from typing import Any
 
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from isthmus.data.leased_batches import LeasedBatches, LeasesExhausted
 from isthmus.data.ledger import Ledger
 from isthmus.outer import OuterLoop
 from isthmus.train import assemble
-from isthmus.train.folder import metrics_path, say
+from isthmus.train.folder import metrics_path
 from isthmus.train.leases import Leases
 from isthmus.train.metrics import Totals, whole_lines
 from isthmus.train.stopping import Stopping
@@ -22,6 +23,8 @@ from isthmus.train.trainer import Trainer
 from isthmus.transport import TransportError
 from isthmus.transport.elastic.engines import worker_name
 from isthmus.transport.rendezvous import open_store
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class ElasticTrainer(Trainer):
@@ -75,7 +78,7 @@ class ElasticTrainer(Trainer):
             torchrun = f"ISTHMUS_WORKER={self.worker} torchrun --standalone --nproc-per-node {size} -m isthmus"
             how = torchrun if size > 1 else f"RANK={self.worker} isthmus"
             how += f" train {self.run_dir}/config.yaml --resume"
-            say(f"left after step {self.position}; come back with: {how}")
+            _LOGGER.info("left after step %s; come back with: %s", self.position, how)
         return self._end(finished)
 
     @property
@@ -118,6 +121,6 @@ class ElasticTrainer(Trainer):
         self.stream.stream.load_state_dict(state)
 
     def _build_method(self) -> OuterLoop:
-        method = assemble.build_method(self.config, self.model, replicated_state=self.stream, say=say)
+        method = assemble.build_method(self.config, self.model, replicated_state=self.stream, say=_LOGGER.info)
         assert isinstance(method, OuterLoop)
         return method

@@ -1,11 +1,9 @@
-"""What a worker leaves in the run's folder besides checkpoints, and what it says."""
+"""What a worker leaves in the run's folder besides checkpoints."""
 
 from __future__ import annotations
 
 import json
-import sys
 import uuid
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +38,6 @@ def write_file(path: Path, text: str) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def say(line: str) -> None:
-    """A line for whoever runs this."""
-    with suppress(OSError):  # the log's disk is full
-        print(line, file=sys.stderr, flush=True)
 
 
 def reason_of(error: Exception) -> str:

@@ -13,6 +13,7 @@ Events of `metrics/worker-k.jsonl`, all counted for this worker alone:
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from typing import Any
 
 from isthmus.core import SyncReport
 
+_LOGGER = logging.getLogger(__name__)
 _MOST_WAITING = 10_000  # events, of some 200 bytes, that wait for room on the disk
 
 
@@ -33,7 +35,6 @@ class MetricsFile:
     Args:
         path: of the file.
         position: in bytes; what lies behind it is cut off.
-        say: receives a line when events begin to wait.
         listen: is told every event, too.
     """
 
@@ -41,13 +42,12 @@ class MetricsFile:
         self,
         path: Path,
         position: int = 0,
-        say: Callable[[str], None] = print,
         listen: Callable[[str, dict[str, Any]], None] | None = None,
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
         self._file.truncate(position)
-        self._position, self._say, self._listen = position, say, listen
+        self._position, self._listen = position, listen
         self._waiting = deque[bytes](maxlen=_MOST_WAITING)
 
     @property
@@ -62,7 +62,8 @@ class MetricsFile:
         self._waiting.append(json.dumps(line, allow_nan=False).encode() + b"\n")
         problem = self._write_out()
         if problem and len(self._waiting) == 1:
-            self._say(f"{self._file.name} cannot be written ({problem}): make room there; events wait in memory")
+            line = "%s cannot be written (%s): make room there; events wait in memory"
+            _LOGGER.warning(line, self._file.name, problem)
         if self._listen:
             self._listen(event, values)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -16,6 +17,8 @@ from isthmus.parallel import Mesh
 from isthmus.parallel.state import Part, Stored, assemble, named_tensors
 from isthmus.train.checkpoint import Checkpoints
 from isthmus.train.data_parallel import DataParallel
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def load_resharded(
     state = moved.state(checkpoints.rank, optimizer.state_dict(), method.outer_optimizer.state_dict())
     if checkpoints.worker == checkpoints.rank == 0:
         anew = ", ".join(["random numbers", *(f"compressor memory {path!r}" for path in sorted(moved.forgotten))])
-        checkpoints.say(f"resuming a checkpoint of {there} on {checkpoints.mesh}; begin anew: {anew}")
+        _LOGGER.info("resuming a checkpoint of %s on %s; begin anew: %s", there, checkpoints.mesh, anew)
     return state
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext, suppress
+import logging
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from isthmus.train.checkpoint import Checkpoints, NotSaved
 from isthmus.train.common_steps import Unsaved, newest_common
 from isthmus.train.data_parallel import DataParallel
 from isthmus.train.evaluate import evaluate
-from isthmus.train.folder import metrics_path, reason_of, say, write_file, write_summary
+from isthmus.train.folder import metrics_path, reason_of, write_file, write_summary
 from isthmus.train.metrics import MetricsFile, Totals, part_of_summary
 from isthmus.train.process import Process, peers_named
 from isthmus.train.reshard import Holding, load_resharded
@@ -31,6 +32,8 @@ from isthmus.train.stopping import Stopping
 from isthmus.train.trackers import Trackers
 from isthmus.transport import TransportError
 from isthmus.transport.rendezvous import open_store
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -52,7 +55,7 @@ class Trainer:
         validation = data_set.validation(config.inner.batch_size, num_samples) if self.worker == 0 else []
         self.validation = process.own_share(validation)
         folder = self.run_dir / "checkpoints"
-        self.checkpoints = Checkpoints(folder, self.worker, layout, process.rank, process.mesh, say)
+        self.checkpoints = Checkpoints(folder, self.worker, layout, process.rank, process.mesh)
         self.totals = Totals()
         self.evaluation: dict[str, float] | None = None
         self.method: OuterLoop | DataParallel = self._build_method()
@@ -68,7 +71,7 @@ class Trainer:
         if config.inner.micro_batch_size == "auto":
             (sample,) = data_set.validation(config.inner.batch_size, config.inner.batch_size)
             self.inner_step.micro_batch_size = find_fastest(self.inner_step, sample)
-            say(f"micro-batches of {self.inner_step.micro_batch_size} are the fastest here")
+            _LOGGER.info("micro-batches of %s are the fastest here", self.inner_step.micro_batch_size)
         assemble.seed_generators(config.train.seed, process.dropout_seed)
 
     def restore(self) -> None:
@@ -129,7 +132,7 @@ class Trainer:
             self.metrics.close()
         if not finished and self.process.world_rank == 0:
             how = f"isthmus train {self.run_dir}/config.yaml --resume"
-            say(f"stopped after step {self.totals.steps}; go on with: {how}")
+            _LOGGER.info("stopped after step %s; go on with: %s", self.totals.steps, how)
         return self._end(finished)
 
     def _train_step(self) -> None:
@@ -215,11 +218,8 @@ class Trainer:
         if not self.process.is_first_rank:
             return
         rate = totals.tokens / max(totals.train_seconds, 1e-9)
-        with suppress(OSError):  # the log's disk is full
-            print(
-                f"step {self.position}/{self.config.train.steps}  loss {metrics['loss']:.4f}  {rate:,.0f} tokens/s",
-                flush=True,
-            )
+        step = f"step {self.position}/{self.config.train.steps}"
+        _LOGGER.info(f"{step}  loss {metrics['loss']:.4f}  {rate:,.0f} tokens/s")
 
     @torch.no_grad()
     def _follow(self, num_steps: int) -> None:
@@ -261,7 +261,7 @@ class Trainer:
             self._unsaved.add(self.position)
             self.metrics.write("fault", step=self.position, reason=str(error))
             if not last:
-                say(f"{error}; training goes on, and the next checkpoint is tried when it is due")
+                _LOGGER.warning("%s; training goes on, and the next checkpoint is tried when it is due", error)
             return
         self._saved_step, self._not_saved = self.position, None
 
@@ -273,7 +273,7 @@ class Trainer:
         if self.process.world_rank == 0 or not path.exists():  # the folder may be this worker's alone
             write_file(path, yaml.safe_dump(dump(self.config), sort_keys=False))
         path = metrics_path(self.run_dir, self.worker, self.process.rank)
-        self.metrics = MetricsFile(path, self._metrics_bytes, say, self.trackers.take)
+        self.metrics = MetricsFile(path, self._metrics_bytes, self.trackers.take)
         self.trackers.begin(self.position, self.totals)
 
     def _end(self, finished: bool) -> dict[str, Any]:

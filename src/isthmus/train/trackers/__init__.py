@@ -6,7 +6,7 @@ from pathlib import Path
 
 from isthmus.config import RunConfig
 from isthmus.train.assemble import shared_keys
-from isthmus.train.folder import name_of, say
+from isthmus.train.folder import name_of
 from isthmus.train.process import Process
 from isthmus.train.trackers.base import Tracker, Trackers
 from isthmus.train.trackers.prometheus import Prometheus
@@ -27,8 +27,8 @@ def open_trackers(config: RunConfig, process: Process) -> Trackers:
     if process.is_first_rank and track.tensorboard:
         trackers.append(TensorBoard(run_dir / "tensorboard" / worker))
     if process.is_first_rank and track.wandb is not None:
-        trackers.append(WeightsAndBiases(track.wandb, run_dir, worker, shared_keys(config), say))
+        trackers.append(WeightsAndBiases(track.wandb, run_dir, worker, shared_keys(config)))
     if process.is_first_rank and track.prometheus_port is not None:
         labels = {"run": run_dir.name, "worker": str(process.worker)}
         trackers.append(Prometheus(track.prometheus_port + process.worker, labels, config.train.steps))
-    return Trackers(trackers, say)
+    return Trackers(trackers)

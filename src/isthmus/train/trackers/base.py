@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -13,6 +14,7 @@ from typing import Any, Protocol, Self
 from isthmus.core import UserError
 from isthmus.train.metrics import Totals
 
+_LOGGER = logging.getLogger(__name__)
 _MOST_WAITING = 10_000  # events
 _PATIENCE_SECONDS = 30.0  # at the end of a run, for what is not told yet
 _GROUPS = {"step": "train"}  # what events are called in charts, where not as in the metrics file
@@ -46,11 +48,10 @@ class Trackers:
 
     Args:
         trackers: none of them has been told anything.
-        say: receives a line about each that failed.
     """
 
-    def __init__(self, trackers: Sequence[Tracker] = (), say: Callable[[str], None] = print) -> None:
-        self._trackers, self._say = list(trackers), say
+    def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
+        self._trackers = list(trackers)
         self._jobs = Queue[_Job | None](_MOST_WAITING)
         self._thread = Thread(target=self._work, name="isthmus-trackers", daemon=True) if trackers else None
         self._has_lost = False
@@ -72,7 +73,7 @@ class Trackers:
         self._thread.join(_PATIENCE_SECONDS)
         if self._thread.is_alive():
             names = ", ".join(tracker.name for tracker in self._trackers)
-            self._say(f"{names}: not everything was passed on within {_PATIENCE_SECONDS:.0f} s")
+            _LOGGER.warning("%s: not everything was passed on within %.0f s", names, _PATIENCE_SECONDS)
 
     def begin(self, step: int, totals: Totals) -> None:
         """Before the first event: where the run stands."""
@@ -89,7 +90,7 @@ class Trackers:
             self._jobs.put_nowait(job)
         except Full:
             if not self._has_lost:
-                self._say("the trackers are slower than training: some events are in the metrics file only")
+                _LOGGER.warning("the trackers are slower than training: some events are in the metrics file only")
             self._has_lost = True
 
     def _work(self) -> None:
@@ -104,7 +105,7 @@ class Trackers:
             job(tracker)
         except Exception as error:  # whatever it is, training goes on
             reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
-            self._say(f"{tracker.name} failed ({reason}): it is told nothing more, training goes on")
+            _LOGGER.warning("%s failed (%s): it is told nothing more, training goes on", tracker.name, reason)
             self._trackers.remove(tracker)
             with suppress(Exception):
                 tracker.close()

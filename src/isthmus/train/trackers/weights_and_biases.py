@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from isthmus.train.metrics import Totals
 from isthmus.train.trackers.base import need, numbers
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class WeightsAndBiases:
@@ -23,16 +26,13 @@ class WeightsAndBiases:
         run_dir: the group is called after it.
         worker: such as "worker-1".
         config: what is shown with the run.
-        say: receives a line about where an offline run lies.
     """
 
     name = "wandb"
 
-    def __init__(
-        self, project: str, run_dir: Path, worker: str, config: dict[str, Any], say: Callable[[str], None] = print
-    ) -> None:
+    def __init__(self, project: str, run_dir: Path, worker: str, config: dict[str, Any]) -> None:
         self._wandb = need("wandb")
-        self._project, self._run_dir, self._worker, self._config, self._say = project, run_dir, worker, config, say
+        self._project, self._run_dir, self._worker, self._config = project, run_dir, worker, config
         self._mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
         self._run: Any = None
 
@@ -52,7 +52,7 @@ class WeightsAndBiases:
         )
         self._run.define_metric("*", step_metric="step")
         if self._mode == "offline":
-            self._say(f"wandb is offline; send the run later with: wandb sync {Path(self._run.dir).parent}")
+            _LOGGER.info("wandb is offline; send the run later with: wandb sync %s", Path(self._run.dir).parent)
 
     def take(self, event: str, values: Mapping[str, Any]) -> None:
         """Its numbers, over the run's steps."""
