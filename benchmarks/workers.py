@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from isthmus.recipes import load_config
 from isthmus.recipes.load import ENVIRONMENT_PREFIX
-from isthmus.train import launch
+from isthmus.tools import launch
 
 _POLL_SECONDS = 0.02
 _LEAVE_SECONDS = 60.0

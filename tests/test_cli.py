@@ -1,4 +1,4 @@
-"""The command line in this process; what starts processes of its own is in tests/train/test_launch.py."""
+"""The command line in this process; what starts processes of its own is in tests/tools/test_launch.py."""
 
 import subprocess
 import sys

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
-from test_launch import wait_until
+from tests.launched import wait_until
 from train_processes import events
 from train_toy import toy_config
 

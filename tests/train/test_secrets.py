@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import yaml
-from test_launch import RUN
+from tests.launched import RUN
 
 ROOT = Path(__file__).parents[2]
 SECRETS = {"HF_TOKEN": "hf_" + "mYvErYsEcReT" * 3, "WANDB_API_KEY": "5ec2e7" * 7}

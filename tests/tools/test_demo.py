@@ -9,8 +9,8 @@ from rich.console import Console
 
 from isthmus.core import UserError
 from isthmus.recipes import RECIPES
+from isthmus.tools import demo
 from isthmus.tools.demo import DemoRun, run_demo
-from isthmus.train import demo
 
 TINY = {
     "model": {

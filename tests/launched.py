@@ -1,0 +1,56 @@
+"""`isthmus launch` as a process of the tests: a small run, and what can be seen of it from outside."""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RUN = {
+    "model": {
+        "type": "module",
+        "path": "tests.train.tiny:Bigram",
+        "arguments": {"hidden_size": 4},
+        "sequence_length": 8,
+    },
+    "data": {"type": "text", "source": str(ROOT / "src/isthmus/core")},
+    "inner": {"batch_size": 2},
+    "outer": {
+        "recipe": "diloco",
+        "schedule": {"local_steps": 5, "warm_start_steps": 0},
+        "transport": {"type": "torch_dist"},
+    },
+    "train": {"workers": 2, "eval_every": 20, "eval_batches": 1, "checkpoint_every": 50, "log_every": 5},
+}
+
+
+def finish(launcher: subprocess.Popen) -> tuple[int, str, str]:
+    out, err = launcher.communicate(timeout=120)
+    return launcher.returncode, out, err
+
+
+def wait_until(condition: Callable[[], object], within_seconds: float = 60) -> None:
+    deadline = time.monotonic() + within_seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def worker_pids(run_dir: Path) -> list[int]:
+    """Processes that were given this run's configuration, the launcher aside."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if str(run_dir / "logs/config.yaml").encode() in words:
+            found.append(int(path.parent.name))
+    return sorted(found)
+
+
+def events(run_dir: Path, kind: str, worker: int = 0) -> list[dict]:
+    path = run_dir / f"metrics/worker-{worker}.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
