@@ -23,16 +23,16 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("outer", "data", "train", "tools", "transport", "")
 MAX_FUNCTION_LINES, MAX_FILE_LINES = 60, 300
 # words that only this house used, as parts of identifiers
-PRIVATE_WORDS = frozenset(
-    "alone card cards claim claims deal dealt detached effort heard hold holding inside knock land landing linger "
-    "lonely meeting meetings pace picture pictures place places recording recordings rewind rider riders rounds said "
-    "settle settled sides stand stands stranger strangers unravel weave".split()
-)
+PRIVATE_WORDS = """
+alone card cards claim claims deal dealt detached effort heard hold holding inside knock land landing linger lonely
+meeting meetings pace picture pictures place places recording recordings rewind rider riders rounds said settle settled
+sides stand stands stranger strangers unravel weave
+"""
 # a docstring that begins so points at something outside of it
-POINTING_WORDS = frozenset(
-    "also and as but each else for her here his it its itself nobody nothing of once see so that their them "
-    "themselves there these they those what where which who whom whose".split()
-)
+POINTING_WORDS = """
+also and as but each else for her here his it its itself nobody nothing of once see so that their them themselves there
+these they those what where which who whom whose
+"""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -170,14 +170,14 @@ def private_names(house: House) -> list[str]:
     """Return the identifiers, files included, that hold one of the words that only this house used."""
     found = {name for module in house.modules for name, _ in identifiers(module.tree)}
     found |= {module.path.stem for module in house.modules}
-    return sorted(name for name in found if PRIVATE_WORDS.intersection(words(name)))
+    return sorted(name for name in found if not set(PRIVATE_WORDS.split()).isdisjoint(words(name)))
 
 
 def is_sentence(docstring: str) -> bool:
     """Whether a docstring's first paragraph can be read alone: three words, a full stop, no pointing first word."""
     first = docstring.strip().split("\n\n")[0].split()
     opening = re.sub(r"\W", "", first[0].lower()) if first else ""
-    return len(first) >= 3 and first[-1][-1] in ".?!:" and opening not in POINTING_WORDS
+    return len(first) >= 3 and first[-1][-1] in ".?!:" and opening not in POINTING_WORDS.split()
 
 
 def poor_docstrings(house: House) -> list[str]:
