@@ -9,11 +9,13 @@ import subprocess
 import sys
 from datetime import date
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import torch
 
 FOLDER = Path(__file__).parent / "results"
+WIDTH = 120
 
 
 def circumstances() -> dict[str, Any]:
@@ -50,10 +52,11 @@ def write(name: str, title: str, columns: list[str], rows: list[list[Any]], note
     stem = FOLDER / f"{facts['date']}-{name}"
     FOLDER.mkdir(exist_ok=True)
     stem.with_suffix(".json").write_text(json.dumps({"circumstances": facts, "results": data}, indent=1) + "\n")
-    lines = [f"# {title}", "", ", ".join(f"{key}: {value}" for key, value in facts.items()), ""]
+    said = ", ".join(f"{key}: {value}" for key, value in facts.items())
+    lines = [f"# {title}", "", *wrap(said, WIDTH), ""]
     lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
-    lines += ["", *(f"- {note}" for note in notes)]
+    lines += ["", *(line for note in notes for line in wrap(f"- {note}", WIDTH, subsequent_indent="  "))]
     path = stem.with_suffix(".md")
     path.write_text("\n".join(lines) + "\n")
     return path

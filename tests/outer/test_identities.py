@@ -1,4 +1,4 @@
-"""The identities of ALGORITHMS (b) that speak of the outer loop, by their numbers."""
+"""The identities of docs/identities.md that speak of the outer loop, by their numbers."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def _transformer(hidden_size: int, num_layers: int, num_heads: int, vocab_size: 
     }
 
 
-# Vocabularies of GPT-NeoX are as padded for the training of each size; docs/profile.md names the sources.
+# Vocabularies of GPT-NeoX are as padded for the training of each size; docs/model-sizes.md names the sources.
 PUBLISHED: dict[str, dict[str, Options]] = {
     "gpt_neo": {
         "gpt-neo-125m": _transformer(768, 12, 12, 50257),

@@ -21,7 +21,7 @@ class Offload:
     """Keeps outer state (anchors, outer optimizer, compressor memory, what is in flight) on `device`.
 
     Only a fragment that is captured, sent or finished has its state beside the parameters. Copies are exact, so
-    results do not depend on it (ALGORITHMS, identity 38). CPU memory is pinned where there is CUDA.
+    results do not depend on it (docs/identities.md, 38). CPU memory is pinned where there is CUDA.
 
     Attributes:
         device: "cpu", or any device that torch has here; None: the state stays beside the parameters.

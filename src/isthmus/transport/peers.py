@@ -19,7 +19,7 @@ _VOTE_BYTES = 9  # one for yes or no, eight of the anchors' hash
 class BufferPeers:
     """`Peers` for a transport that moves flat buffers: a subclass gives the three collectives below.
 
-    Bytes are those of the bandwidth-optimal algorithms (Patarasu and Yuan 2009; ALGORITHMS identity 35), with M
+    Bytes are those of the bandwidth-optimal algorithms (Patarasu and Yuan 2009; docs/identities.md, 35), with M
     peers: a ring all-reduce sends and receives 2(M-1)/M of its payload, an all-gather M-1 times its own payload, an
     all-to-all each part once. What a worker keeps for itself costs nothing.
     """
