@@ -17,7 +17,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 from benchmarks.results import write
-from benchmarks.workers import Event, Worker, Workers, check_ledger, meeting_place
+from benchmarks.workers import Event, Worker, Workers, check_ledger, serve_rendezvous
 
 CONFIG = Path(__file__).with_name("learning.yaml")
 OUTPUT = Path("runs/churn")
@@ -33,7 +33,7 @@ def run(engine: str, name: str, steps: int, local_steps: int, workers: int, chan
     folder = OUTPUT / name.replace(" ", "-")
     sets = [*OVERRIDES, f"train.steps={steps}", f"train.workers={workers}", f"train.eval_every={steps // 30}",
             f"outer.schedule.local_steps={local_steps}"]  # fmt: skip
-    with meeting_place(engine, folder) as found, Workers(folder, CONFIG, [*sets, *found]) as team:
+    with serve_rendezvous(engine, folder) as found, Workers(folder, CONFIG, [*sets, *found]) as team:
         here = set(range(workers))
         for rank in here:
             team.start(rank)

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.quota import quota
 from benchmarks.results import write
-from benchmarks.workers import Event, Worker, Workers, check_ledger, meeting_place
+from benchmarks.workers import Event, Worker, Workers, check_ledger, serve_rendezvous
 
 CONFIG = Path(__file__).with_name("learning.yaml")
 OUTPUT = Path("runs/pace")
@@ -34,7 +34,7 @@ def measure(name: str, ranks: list[int], local_steps: int, seconds: float, equal
     folder = OUTPUT / name.replace(" ", "-")
     sets = [*OVERRIDES, f"outer.schedule.local_steps={local_steps}", f"train.workers={len(ranks)}"]
     with ExitStack() as stack:
-        found = stack.enter_context(meeting_place("torchft", folder))
+        found = stack.enter_context(serve_rendezvous("torchft", folder))
         program = EQUAL_H if equal else ("-m", "isthmus")
         workers = stack.enter_context(Workers(folder, CONFIG, [*sets, *found], program))
         for rank in ranks:

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from isthmus.recipes import load_config
 from isthmus.recipes.load import ENVIRONMENT_PREFIX
-from isthmus.tools import launch
+from isthmus.train.assemble import transport_class
 
 _POLL_SECONDS = 0.02
 _LEAVE_SECONDS = 60.0
@@ -164,9 +164,10 @@ def check_ledger(workers: list[Worker]) -> dict[str, int]:
 
 
 @contextmanager
-def meeting_place(engine: str, folder: Path) -> Iterator[list[str]]:
+def serve_rendezvous(engine: str, folder: Path) -> Iterator[list[str]]:
     """A lighthouse or a first peer of one run's own, as `isthmus launch` makes it; yields the overrides for it."""
     keys = folder.with_name(f"{folder.name}-keys")  # `Workers` empties the folder itself
     overrides = [f"outer.transport.type={engine}", f"train.run_dir={keys}"]
-    with launch.meeting_place(load_config(None, overrides)) as known:
+    config = load_config(None, overrides)
+    with transport_class(config).serve(config.outer.transport, keys) as known:
         yield [overrides[0], *(f"outer.transport.{name}={value}" for name, value in known.items())]

@@ -149,7 +149,7 @@ def test_a_lighthouse_that_is_not_there(config: Path) -> None:
     )
     ((code, text),) = examine(config, [[]], common=common)
     assert code == 1
-    assert f"no lighthouse answered at 127.0.0.1:{port} for 1 s: is `isthmus lighthouse` running" in text
+    assert f"no lighthouse answers at 127.0.0.1, port {port} (Connection refused)" in line(text, "rendezvous")
 
 
 def test_a_worker_that_does_not_come(config: Path) -> None:

@@ -25,11 +25,10 @@ from isthmus.log import options as log_options
 from isthmus.recipes.load import ENVIRONMENT_PREFIX
 from isthmus.tools.progress import LiveProgress
 from isthmus.tools.record import Record
-from isthmus.train.assemble import MEETING_PLACE, is_elastic
+from isthmus.train.assemble import SERVED_OPTIONS, is_elastic, transport_class
 from isthmus.train.folder import metrics_path, name_of
 from isthmus.transport.address import free_port
 from isthmus.transport.rendezvous import Ranks
-from isthmus.transport.torchft.lighthouse import lighthouse
 
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 2.0  # for the other workers to say what they know, once one has failed
@@ -68,7 +67,7 @@ def launch(config: RunConfig, console: Console, resume: bool = False, name: str 
     run_dir, name = Path(config.train.run_dir), name or config.outer.recipe
     if not resume and metrics_path(run_dir, 0).exists():
         raise UserError(f"{run_dir} holds a run already: go on with it by --resume, or choose another train.run_dir")
-    with meeting_place(config) as known:
+    with transport_class(config).serve(config.outer.transport, run_dir) as known:
         return _run(config, known, console, resume, name)
 
 
@@ -91,29 +90,6 @@ def _run(config: RunConfig, known: dict[str, Any], console: Console, resume: boo
             time.sleep(_POLL_SECONDS)
     record = Record.read(run_dir, name)
     return record if record.summary["finished"] else None
-
-
-@contextmanager
-def meeting_place(config: RunConfig) -> Iterator[dict[str, Any]]:
-    """Where the workers find one another, for `outer.transport`; made here where the configuration names none.
-
-    Raises:
-        UserError: it cannot be made as the configuration says.
-    """
-    transport, folder = config.outer.transport, Path(config.train.run_dir) / "identity"
-    match transport["type"]:
-        case "torchft" if transport["lighthouse"] is None:
-            with lighthouse("127.0.0.1:0", grace_seconds=transport["grace_seconds"]) as port:
-                yield {"lighthouse": f"127.0.0.1:{port}"}
-        case "hivemind" if not transport["initial_peers"]:
-            from isthmus.transport.hivemind.dht_server import (
-                first_peer,  # hivemind takes seconds, and may not be installed
-            )
-
-            with first_peer(folder / "first-peer.key") as addresses:
-                yield {"initial_peers": addresses, "identity_folder": transport["identity_folder"] or str(folder)}
-        case _:
-            yield {}
 
 
 def how_to_resume(run_dir: Path) -> str:
@@ -248,7 +224,7 @@ class Workers:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
         return inherited | {
             "WORLD_SIZE": str(self._num_ranks),
-            MEETING_PLACE: json.dumps(self._known),
+            SERVED_OPTIONS: json.dumps(self._known),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": os.environ.get("MASTER_PORT") or str(free_port()),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cores() // self._num_ranks)),

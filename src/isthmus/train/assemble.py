@@ -30,14 +30,13 @@ from isthmus.parallel.pipeline import Stages
 from isthmus.spec import build, factory
 from isthmus.train.data_parallel import DataParallel
 from isthmus.transport import TRANSPORTS, Transport
+from isthmus.transport.configured import ConfiguredTransport
 
-MEETING_PLACE = "MEETING_PLACE"  # environment variable of a launcher's workers: more of `outer.transport`, as JSON
+SERVED_OPTIONS = "SERVED_OPTIONS"  # environment variable of a launcher's workers: more of `outer.transport`, as JSON
 
-_PLACES = ("host", "lighthouse", "initial_peers", "identity_folder", "listen", "announce", "relay")
-# what may differ between workers
+# what may differ between workers, with the transport's own private options
 _TRACK = [f"track.{name}" for name in TrackConfig.model_fields]
 _OWN = ("train.run_dir", "inner.micro_batch_size", "outer.offload", "data.max_bad_samples", *_TRACK)
-_PRIVATE = {*_OWN, *(f"outer.transport.{name}" for name in _PLACES)}
 
 
 def open_data(config: RunConfig, model: ModelSpec) -> DataSet:
@@ -61,9 +60,25 @@ def build_model_spec(config: RunConfig) -> ModelSpec:
     return spec
 
 
+def transport_class(config: RunConfig) -> type[ConfiguredTransport]:
+    """Return the class of transports that the configuration names.
+
+    Raises:
+        UserError: it cannot be asked what launcher and doctor ask.
+    """
+    name = config.outer.transport["type"]
+    component: type[ConfiguredTransport] = TRANSPORTS.get(name)
+    if not issubclass(component, ConfiguredTransport):
+        raise UserError(
+            f"outer.transport.type {name}: make it a subclass of {ConfiguredTransport.__module__}."
+            f"{ConfiguredTransport.__name__}"
+        )
+    return component
+
+
 def is_elastic(config: RunConfig) -> bool:
-    """Whether workers may come and go."""
-    return bool(TRANSPORTS.get(config.outer.transport["type"]).limits.elastic)
+    """Return whether workers may come and go."""
+    return transport_class(config).limits.elastic
 
 
 def build_transport(config: RunConfig, **more: Any) -> Transport:
@@ -71,7 +86,7 @@ def build_transport(config: RunConfig, **more: Any) -> Transport:
     shared = {key: str(value) for key, value in shared_keys(config).items()}
     if config.mesh.num_ranks > 1:
         more["ranks_per_worker"] = config.mesh.num_ranks
-    spec = config.outer.transport | json.loads(os.environ.get(MEETING_PLACE, "{}"))
+    spec = config.outer.transport | json.loads(os.environ.get(SERVED_OPTIONS, "{}"))
     transport: Transport = build(TRANSPORTS, spec, identity=shared, expected_workers=config.train.workers, **more)
     return transport
 
@@ -159,7 +174,8 @@ def build_inner_step(
 
 def shared_keys(config: RunConfig) -> dict[str, Any]:
     """The flat configuration that all workers must share."""
-    return {key: value for key, value in flat(dump(config)).items() if key not in _PRIVATE}
+    private = {*_OWN, *(f"outer.transport.{name}" for name in transport_class(config).PRIVATE_OPTIONS)}
+    return {key: value for key, value in flat(dump(config)).items() if key not in private}
 
 
 def config_hash(config: RunConfig) -> str:

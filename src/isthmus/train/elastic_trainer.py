@@ -21,7 +21,7 @@ from isthmus.train.metrics import Totals, whole_lines
 from isthmus.train.stopping import Stopping
 from isthmus.train.trainer import Trainer
 from isthmus.transport import TransportError
-from isthmus.transport.elastic.engines import worker_name
+from isthmus.transport.elastic.ranks import worker_name
 from isthmus.transport.rendezvous import open_store
 
 _LOGGER = logging.getLogger(__name__)

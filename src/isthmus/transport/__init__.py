@@ -6,10 +6,10 @@ from isthmus.transport.base import Drift, PeerLost, Transport, TransportError, T
 TRANSPORTS = Registry(
     "transport",
     {
-        "hivemind": "isthmus.transport.elastic.engines:OverHivemind",
+        "hivemind": "isthmus.transport.hivemind.transport:HivemindTransport",
         "local": "isthmus.transport.local:Local",
         "torch_dist": "isthmus.transport.torch_dist:TorchDist",
-        "torchft": "isthmus.transport.elastic.engines:OverTorchFT",
+        "torchft": "isthmus.transport.torchft.transport:TorchFTTransport",
     },
 )
 

@@ -41,6 +41,36 @@ def own_address(towards: str = _INTERNET) -> str:
         return "127.0.0.1"
 
 
+def resolve(name: str, advice: str = "correct it") -> str:
+    """Return the address of a host.
+
+    Raises:
+        UserError: it has none; the line ends with `advice`.
+    """
+    try:
+        return str(socket.getaddrinfo(name, None)[0][4][0])
+    except OSError as error:
+        raise UserError(f"the name {name} has no address ({error.strerror}): {advice}") from error
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only this very machine reaches the address."""
+    return address.startswith("127.") or address == "::1"
+
+
+def check_port(port: int) -> None:
+    """Raise a `UserError` where this machine cannot listen on a port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+            probe.listen()
+        except OSError as error:
+            raise UserError(
+                f"this machine cannot listen on port {port} ({error.strerror}): set MASTER_PORT to a free one"
+            ) from error
+
+
 def free_port() -> int:
     """A port of this machine that no process is given unasked before ours takes it: those come from above."""
     while True:

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 import torch
 
 from isthmus.core.types import Peers
-from isthmus.transport.base import ElasticPart, PeerLost, Replica, TransportError, TransportLimits
+from isthmus.transport.base import ElasticPart, PeerLost, Replica, TransportError
+from isthmus.transport.configured import ConfiguredTransport
 from isthmus.transport.links import Links, PerLink
 from isthmus.transport.peers import BufferPeers, name_workers, vote
 from isthmus.transport.worker_group import SINGLE_RANK
@@ -112,10 +113,9 @@ class LocalWorld:
             raise TransportError(f"worker {rank} {self._gone[rank]}")
 
 
-class Local:
+class Local(ConfiguredTransport):
     """Worker `rank` of a `LocalWorld`: a transport for tests, notebooks, the simulator and the planner."""
 
-    limits = TransportLimits()
     elastic: ElasticPart | None = None
     worker_group = SINGLE_RANK
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import atexit
+import os
+import socket
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import torch.distributed as dist
+from typing_extensions import override
 
 from isthmus.core.types import Peers
+from isthmus.transport.address import check_port, is_loopback, resolve
 from isthmus.transport.base import ElasticPart, Replica, TransportError, TransportLimits
+from isthmus.transport.configured import ConfiguredTransport, Finding
 from isthmus.transport.heartbeat import Heartbeat
 from isthmus.transport.identity import check_identities
 from isthmus.transport.peers import vote
@@ -26,7 +32,7 @@ _WORKER_BUDGETS = 10  # a rank may wait for others of its worker, whose messages
 LINGER_SECONDS = 5.0  # how long a leaving worker that holds the store waits for the others to leave
 
 
-class TorchDist:
+class TorchDist(ConfiguredTransport):
     """All ranks of torch.distributed, as many to a worker as there should be; workers have equal weights.
 
     Rank r of the world belongs to worker r // ranks_per_worker. It averages with the ranks of the other workers that
@@ -46,7 +52,6 @@ class TorchDist:
         ranks_per_worker: one, or as many as the mesh of a worker has.
     """
 
-    limits = TransportLimits()
     elastic: ElasticPart | None = None
 
     def __init__(
@@ -72,6 +77,22 @@ class TorchDist:
         self._group: WatchedGroup | None = None  # of the peers
         self.worker_group: GlooWorkerGroup = SINGLE_RANK
         self._leaving = threading.Lock()
+
+    @override
+    @classmethod
+    def check(cls, options: Mapping[str, Any]) -> Iterator[Finding]:
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+            yield Finding("ok", "none is needed: one worker")  # or a launcher that says too little: the meeting tells
+            return
+        address, port = resolve(os.environ["MASTER_ADDR"], "correct MASTER_ADDR"), int(os.environ["MASTER_PORT"])
+        if os.environ.get("RANK") == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            check_port(port)
+        yield Finding("ok", f"worker-0 is at {address}, port {port}")
+        own, chosen = socket.gethostname(), os.environ.get("GLOO_SOCKET_IFNAME")
+        if not chosen and is_loopback(resolve(own)) and not is_loopback(address):
+            found = f"{own} is {resolve(own)}: gloo would listen where no other machine can reach it"
+            how = "set GLOO_SOCKET_IFNAME to the interface that the others reach, or correct /etc/hosts"
+            yield Finding("warn", found, how)
 
     def join(self, replica: Replica) -> None:
         """Meet the other workers, compare configurations, connect. In a static world nobody has to catch up.

@@ -26,7 +26,7 @@ from isthmus.tools.doctor.world import World, build_world
 from isthmus.tools.show import sync_bytes
 from isthmus.train import assemble
 from isthmus.transport import TransportError
-from isthmus.transport.address import join_address, own_address, split_address
+from isthmus.transport.address import join_address, split_address
 from isthmus.transport.elastic.ranks import worker_number
 
 _KNOCK_SECONDS = 5.0
@@ -55,10 +55,10 @@ def doctor(config: RunConfig, console: Console, now: Clock = time.time) -> int:
     try:
         if any(check.name == "rendezvous" and check.status == "fail" for check in checks):
             raise TransportError("not tried: see rendezvous")
-        with _state_door(config) if world.elastic else nullcontext("") as door:
+        with _state_door(world.state_host) if world.state_host else nullcontext("") as door:
             world.connect()
             examination = _Examination(world, now, config.outer.transport["sync_budget_seconds"])
-            cards = examination.run(_introduce(config, checks, door, world.elastic))
+            cards = examination.run(_introduce(config, checks, door))
     except (UserError, TransportError) as error:
         show(console, {world.name: [*checks, Check("meeting", "fail", str(error))]}, [])
         return 1
@@ -149,7 +149,7 @@ def _stage(cards: dict[str, Any]) -> int:
     return min(int(card["round"]) for card in cards.values())
 
 
-def _introduce(config: RunConfig, checks: list[Check], door: str, elastic: bool) -> dict[str, Any]:
+def _introduce(config: RunConfig, checks: list[Check], door: str) -> dict[str, Any]:
     """What this worker tells the others at first."""
     shared = assemble.shared_keys(config)
     first = worker_number() == 0 and config.train.workers > 1
@@ -161,7 +161,7 @@ def _introduce(config: RunConfig, checks: list[Check], door: str, elastic: bool)
         "config": {key: str(value) for key, value in shared.items()},
         "hash": assemble.config_hash(config),
         "isthmus": {"version": version("isthmus")},
-        "data": {"fingerprint": data_fingerprint(config)} if elastic else {},
+        "data": {"fingerprint": data_fingerprint(config)} if door else {},
         "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
         "sync_bytes": sync_bytes(config) if first else {},
     }
@@ -175,10 +175,8 @@ def _judge(links: list[Link], cards: dict[str, Any], config: RunConfig) -> list[
 
 
 @contextmanager
-def _state_door(config: RunConfig) -> Iterator[str]:
+def _state_door(host: str) -> Iterator[str]:
     """An address like that at which this worker would hand out its state."""
-    transport = config.outer.transport
-    host = transport["host"] or own_address(split_address(transport["lighthouse"])[0])
     try:
         door = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:

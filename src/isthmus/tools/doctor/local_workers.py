@@ -12,23 +12,20 @@ import yaml
 
 from isthmus.config import RunConfig, dump
 from isthmus.recipes.load import ENVIRONMENT_PREFIX
+from isthmus.train.assemble import transport_class
 from isthmus.transport.address import free_port
-from isthmus.transport.torchft.lighthouse import lighthouse
-
-_MEETING_GRACE_SECONDS = 5.0
 
 
 def doctor_on_this_machine(config: RunConfig) -> int:
     """Start `isthmus doctor` once for each worker, the first of which prints; returns the exit code."""
     transport = config.outer.transport
-    if transport["type"] == "torchft" and transport["lighthouse"] is None:
-        with lighthouse("127.0.0.1:0", grace_seconds=_MEETING_GRACE_SECONDS) as port:
-            found = transport | {"lighthouse": f"127.0.0.1:{port}"}
-            outer = config.outer.model_copy(update={"transport": found})
-            return doctor_on_this_machine(config.model_copy(update={"outer": outer}))
-    with tempfile.TemporaryDirectory(prefix="isthmus-doctor-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="isthmus-doctor-") as folder,
+        transport_class(config).serve(transport, Path(folder)) as served,
+    ):
+        outer = config.outer.model_copy(update={"transport": transport | served})
         path = Path(folder) / "config.yaml"
-        path.write_text(yaml.safe_dump(dump(config), sort_keys=False))
+        path.write_text(yaml.safe_dump(dump(config.model_copy(update={"outer": outer})), sort_keys=False))
         return _run(path, config.train.workers)
 
 

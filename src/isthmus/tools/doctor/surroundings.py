@@ -16,7 +16,8 @@ from isthmus.tools.doctor.check import Check, Status
 from isthmus.tools.report import readable_bytes
 from isthmus.train import assemble
 from isthmus.train.folder import metrics_path
-from isthmus.transport.address import split_address
+from isthmus.transport.address import resolve
+from isthmus.transport.configured import Finding
 
 _STATE_COPIES = 6  # at most: parameters, anchor, outer momentum, compressor memory, AdamW's two moments
 _Finding = tuple[Status, str, str]
@@ -28,10 +29,9 @@ def look_around(config: RunConfig, worker: int) -> list[Check]:
         "run folder": lambda: _run_folder(config, worker),
         "disk": lambda: _disk(config),
         "data": lambda: _data(config, worker),
-        "host name": lambda: _host_name(config),
-        "rendezvous": lambda: _rendezvous(config, worker),
+        "host name": _host_name,
     }
-    return [_look(name, look) for name, look in looks.items()]
+    return [*(_look(name, look) for name, look in looks.items()), *_rendezvous(config)]
 
 
 def data_fingerprint(config: RunConfig) -> str:
@@ -41,6 +41,15 @@ def data_fingerprint(config: RunConfig) -> str:
         return data_set.sample_order(config.train.seed).fingerprint
     except UserError:
         return "unreadable"  # the check of the data says why
+
+
+def _rendezvous(config: RunConfig) -> list[Check]:
+    """What the transport finds of the place where workers meet."""
+    try:
+        findings = list(assemble.transport_class(config).check(config.outer.transport))
+    except UserError as error:
+        findings = [Finding("fail", str(error))]
+    return [Check("rendezvous", finding.status, finding.found, finding.advice) for finding in findings]
 
 
 def _look(name: str, look: Callable[[], _Finding]) -> Check:
@@ -83,58 +92,7 @@ def _data(config: RunConfig, worker: int) -> _Finding:
     return "ok", f"training batches can be read, and {len(batches)} batches to evaluate", ""
 
 
-def _host_name(config: RunConfig) -> _Finding:
+def _host_name() -> _Finding:
     name = socket.gethostname()
-    address = _resolve(name, "add it to this machine's /etc/hosts, or to the name server")
-    static = config.outer.transport["type"] == "torch_dist" and "MASTER_ADDR" in os.environ
-    chosen = os.environ.get("GLOO_SOCKET_IFNAME")
-    if static and not chosen and _is_loopback(address) and not _is_loopback(_resolve(os.environ["MASTER_ADDR"])):
-        how = "set GLOO_SOCKET_IFNAME to the interface the others reach, or mend /etc/hosts"
-        return "warn", f"{name} is {address}: gloo would listen where no other machine can reach it", how
-    return "ok", f"{name} is {address}" + (f"; gloo uses {chosen}" if chosen else ""), ""
-
-
-def _rendezvous(config: RunConfig, worker: int) -> _Finding:
-    """Whether the place where workers meet has an address, and, where this worker holds it, a free port."""
-    transport = config.outer.transport
-    match transport["type"]:
-        case "torchft":
-            host, port = split_address(transport["lighthouse"])
-            return "ok", f"lighthouse at {_resolve(host, 'correct outer.transport.lighthouse')}, port {port}", ""
-        case "hivemind" if not transport["initial_peers"] and worker:
-            return (
-                "fail",
-                "no initial peers",
-                "start isthmus dht, and give its address in outer.transport.initial_peers",
-            )
-        case "hivemind":
-            return "ok", ", ".join(transport["initial_peers"]) or "this worker is the first peer", ""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-        return "ok", "none: one worker", ""  # or a launcher that says too little: the meeting tells
-    address, port = _resolve(os.environ["MASTER_ADDR"], "correct MASTER_ADDR"), int(os.environ["MASTER_PORT"])
-    if worker == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        _listen(port)
-    return "ok", f"worker-0 at {address}, port {port}", ""
-
-
-def _listen(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-            probe.listen()
-        except OSError as error:
-            raise UserError(
-                f"this machine cannot listen on port {port} ({error.strerror}): set MASTER_PORT to a free one"
-            ) from error
-
-
-def _resolve(name: str, advice: str = "correct it") -> str:
-    try:
-        return str(socket.getaddrinfo(name, None)[0][4][0])
-    except OSError as error:
-        raise UserError(f"the name {name} has no address ({error.strerror}): {advice}") from error
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
+    address = resolve(name, "add it to this machine's /etc/hosts, or to the name server")
+    return "ok", f"{name} is {address}", ""

@@ -16,9 +16,10 @@ from isthmus.core import UserError
 from isthmus.core.types import Peers
 from isthmus.spec import build
 from isthmus.tools.doctor.check import Card
+from isthmus.train.assemble import transport_class
 from isthmus.transport import TRANSPORTS, TransportError
-from isthmus.transport.elastic.engines import worker_name
 from isthmus.transport.elastic.membership import Meeting
+from isthmus.transport.elastic.ranks import worker_name
 from isthmus.transport.elastic.together import meet
 from isthmus.transport.elastic.world import Elastic
 from isthmus.transport.peers import BufferPeers
@@ -35,7 +36,7 @@ class World(Protocol):
     """All workers of a configuration. The same calls are made by each of them."""
 
     name: str
-    elastic: bool  # whether workers hand their state to those who must catch up
+    state_host: str  # where workers hand their state to those who must catch up; empty in a static world
 
     def connect(self) -> None:
         """Reach the rendezvous; raises `UserError` or `TransportError`."""
@@ -57,8 +58,7 @@ class World(Protocol):
 def build_world(config: RunConfig, say: Callable[[str], None]) -> World:
     """The world of a configuration. Its workers need not agree on anything yet."""
     spec, workers = config.outer.transport, config.train.workers
-    if spec["type"] == "hivemind":
-        spec = spec | {"run": f"{spec['run']}-doctor"}  # a run under way is left alone
+    spec = transport_class(config).apart_from_a_run(spec)
     transport = build(TRANSPORTS, spec, identity={}, expected_workers=workers)
     match transport:
         case TorchDist():
@@ -66,14 +66,14 @@ def build_world(config: RunConfig, say: Callable[[str], None]) -> World:
         case Elastic():
             return ElasticWorld(transport, workers, say)
     raise UserError(
-        f"doctor cannot examine outer.transport.type {spec['type']}: it knows torch_dist, torchft, hivemind"
+        f"doctor cannot examine outer.transport.type {spec['type']}: it knows torch_dist and the elastic ones"
     )
 
 
 class StaticWorld:
     """All ranks of torch.distributed; a pair talks over the same backend, point to point."""
 
-    elastic = False
+    state_host = ""
 
     def __init__(self, transport: TorchDist) -> None:
         self.name = worker_name()
@@ -135,11 +135,9 @@ class _Pair(BufferPeers):
 class ElasticWorld:
     """Workers that meet through an elastic engine."""
 
-    elastic = True
-
     def __init__(self, transport: Elastic, expected_workers: int, say: Callable[[str], None]) -> None:
         self._engine, self._budget_seconds = transport.membership, transport.sync_budget_seconds
-        self.name = self._engine.name
+        self.name, self.state_host = self._engine.name, transport.state_host
         self._expected, self._say = expected_workers, say
         self._known: set[str] = set()  # who was at the first meeting
         self._meeting = Meeting("", {})

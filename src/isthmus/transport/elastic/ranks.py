@@ -27,6 +27,11 @@ def worker_number(ranks_per_worker: int = 1) -> int:
     return int(number)
 
 
+def worker_name(ranks_per_worker: int = 1) -> str:
+    """Return the name of this worker: the same after a restart."""
+    return f"worker-{worker_number(ranks_per_worker)}"
+
+
 def place_in_worker(ranks_per_worker: int) -> int:
     """Of this rank."""
     return find_world()[0] if ranks_per_worker > 1 else 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from isthmus.transport.base import (
     TransportError,
     TransportLimits,
 )
+from isthmus.transport.configured import ConfiguredTransport
 from isthmus.transport.elastic.election import Weighting, leaders, link, weigh, with_replicated_state
 from isthmus.transport.elastic.hold import Hold
 from isthmus.transport.elastic.membership import Card, Meeting, Membership
@@ -36,7 +39,7 @@ _PAUSE_SECONDS = 0.2  # before looking again for workers that are missing
 Say = Callable[[str], None]
 
 
-class Elastic:
+class Elastic(ConfiguredTransport):
     """Any `Membership` as a transport; the rules are here, the same for all engines.
 
     Whoever meets shows a card: how many commits its state holds (version), which they were (chain), which sync it
@@ -53,7 +56,6 @@ class Elastic:
         weighting: each worker's share in the mean.
         sync_budget_seconds: bound on one attempt at a sync.
         state_host: address under which the others can fetch this worker's state.
-        token: what all workers of the run know and nobody else; shown before any state is handed out.
         say: where a line goes that a person should read.
         replicated_state: what moves with the commits.
         ranks_per_worker: all of them are in this world. The first meets the other workers; what follows from the cards
@@ -71,7 +73,6 @@ class Elastic:
         weighting: Weighting = "uniform",
         sync_budget_seconds: float = 60.0,
         state_host: str = "127.0.0.1",
-        token: str = "",
         say: Say = print,
         replicated_state: ReplicatedState | None = None,
         ranks_per_worker: int = 1,
@@ -99,7 +100,7 @@ class Elastic:
         self._proposal: Any = None
         self._server: StateServer | None = None
         self._addresses: list[str] = []  # where each of this worker's ranks serves its part of the state
-        self._state_host, self._token, self._say = state_host, token, say
+        self.state_host, self._token, self._say = state_host, _token(identity), say
         self._version, self._chain = 0, "new"
         self._contributed: dict[str, int] = {}  # worker: the last sync that its pseudo-gradient was in
         self._outer_step = 0
@@ -128,7 +129,7 @@ class Elastic:
             self._say = _nothing  # the first rank has said it
         self.membership.connect()
         self._server = StateServer(
-            self._state_host, 0, self._token, provide, provide_seconds=2 * self.sync_budget_seconds
+            self.state_host, 0, self._token, provide, provide_seconds=2 * self.sync_budget_seconds
         )
         self._addresses = self.worker_group.all_gather_object(self._server.address)
         self._deadline = time.monotonic() + _JOIN_BUDGETS * self.sync_budget_seconds
@@ -335,6 +336,11 @@ class Elastic:
         if len(names) >= needed:
             return ""
         return f"waiting: {len(names)} of at least {needed} workers are here ({', '.join(names)})"
+
+
+def _token(identity: dict[str, str] | None) -> str:
+    """Return what only workers of the same configuration know: no others are handed a state."""
+    return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _nothing(line: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -46,15 +47,21 @@ class PortInUse(UserError):
 
 def check(settings: NodeSettings) -> None:
     """Raise a `UserError` about an address or a peer id that cannot be one."""
-    for address in (*settings.initial_peers, *settings.listen, *settings.announce):
+    addresses = [*settings.initial_peers, *settings.listen, *settings.announce]
+    check_addresses(addresses, settings.initial_peers, settings.allowed_peers or ())
+
+
+def check_addresses(addresses: Iterable[str], initial_peers: Iterable[str], allowed_peers: Iterable[str]) -> None:
+    """Raise a `UserError` about an address or a peer id that cannot be one."""
+    for address in addresses:
         try:
             Multiaddr(address)
         except Exception as error:
             raise UserError(f"{address!r} is no multiaddr: write /ip4/10.0.0.1/tcp/4001/p2p/Qm..., say") from error
-    for address in settings.initial_peers:
+    for address in initial_peers:
         if not _is_peer_id(address.rpartition("/p2p/")[2]):
             raise UserError(f"initial peer {address} lacks its peer id: copy the line that isthmus dht prints")
-    for peer_id in settings.allowed_peers or ():
+    for peer_id in allowed_peers:
         if not _is_peer_id(peer_id):
             raise UserError(f"allowed peer {peer_id!r} is no peer id: it looks like QmaLzwZ... or 12D3Koo...")
 
@@ -66,7 +73,7 @@ def _is_peer_id(text: str) -> bool:
         return False
 
 
-def check_ports(listen: tuple[str, ...]) -> None:
+def check_ports(listen: Iterable[str]) -> None:
     """libp2p would share a port with another process, and half the connections would end there.
 
     Raises:

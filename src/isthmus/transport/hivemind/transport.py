@@ -1,0 +1,155 @@
+"""The transport `hivemind`: an elastic world whose workers find one another in a DHT, without a server."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from isthmus.transport.address import own_address
+from isthmus.transport.base import ReplicatedState
+from isthmus.transport.configured import Finding
+from isthmus.transport.elastic.election import Weighting
+from isthmus.transport.elastic.ranks import place_in_worker, worker_name, worker_number
+from isthmus.transport.elastic.world import Elastic
+
+_DIAL_SECONDS = 5.0
+
+
+class HivemindTransport(Elastic):
+    """An elastic world without a master, over hivemind's DHT and libp2p.
+
+    Args:
+        initial_peers: addresses of peers that are there already, as `isthmus dht` prints them.
+        run: name of the run in the DHT.
+        identity_folder: where this worker keeps the key that makes its peer id; None: runs/identity, and in the run's
+            folder where `isthmus launch` makes a swarm for it.
+        allowed_peers: peer ids that may take part; None: any.
+        listen: multiaddrs to listen on.
+        announce: multiaddrs as the others see them; empty: those listened on.
+        relay: let peers behind NAT be reached through others.
+        min_workers: with fewer nobody commits; None: more than half of `expected_workers`, so that the halves of a cut
+            network cannot both go on.
+        weighting: each worker's share in the mean.
+        sync_budget_seconds: bound on one attempt at a sync; all other timeouts follow from it.
+        grace_seconds: how long a majority that has come to a sync waits for the others that are alive.
+        host: how the other workers reach this machine, to catch up; None: the address from which it reaches the
+            first initial peer.
+        identity: what all workers must share.
+        expected_workers: how many a new run waits for.
+        replicated_state: what moves with the commits.
+        say: where a line goes that a person should read.
+        ranks_per_worker: one, or as many as the mesh of a worker has.
+    """
+
+    PRIVATE_OPTIONS = frozenset({"host", "initial_peers", "identity_folder", "listen", "announce", "relay"})
+
+    def __init__(
+        self,
+        initial_peers: tuple[str, ...] = (),
+        run: str = "isthmus",
+        identity_folder: str | None = None,
+        allowed_peers: tuple[str, ...] | None = None,
+        listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",),
+        announce: tuple[str, ...] = (),
+        relay: bool = False,
+        min_workers: int | None = None,
+        weighting: Weighting = "uniform",
+        sync_budget_seconds: float = 60.0,
+        grace_seconds: float = 30.0,
+        host: str | None = None,
+        identity: dict[str, str] | None = None,
+        expected_workers: int | None = None,
+        replicated_state: ReplicatedState | None = None,
+        say: Callable[[str], None] = print,
+        ranks_per_worker: int = 1,
+    ) -> None:
+        from isthmus.transport.hivemind.engine import Hivemind  # hivemind takes seconds, and may not be installed
+
+        name, place = worker_name(ranks_per_worker), place_in_worker(ranks_per_worker)
+        key = f"{name}-rank-{place}.key" if place else f"{name}.key"
+        engine = Hivemind(
+            name,
+            run,
+            Path(identity_folder or "runs/identity") / key,
+            initial_peers,
+            allowed_peers,
+            listen,
+            announce,
+            relay,
+            sync_budget_seconds,
+            grace_seconds,
+            place=place,
+        )
+        super().__init__(
+            engine,
+            identity=identity,
+            expected_workers=expected_workers,
+            min_workers=min_workers,
+            weighting=weighting,
+            sync_budget_seconds=sync_budget_seconds,
+            state_host=host or _address_towards(initial_peers),
+            replicated_state=replicated_state,
+            say=say,
+            ranks_per_worker=ranks_per_worker,
+        )
+
+    @override
+    @classmethod
+    @contextmanager
+    def serve(cls, options: Mapping[str, Any], folder: Path) -> Iterator[dict[str, Any]]:
+        if options["initial_peers"]:
+            yield {}
+            return
+        from isthmus.transport.hivemind.dht_server import first_peer
+
+        keys = folder / "identity"
+        with first_peer(keys / "first-peer.key") as addresses:
+            yield {"initial_peers": addresses, "identity_folder": options["identity_folder"] or str(keys)}
+
+    @override
+    @classmethod
+    def check(cls, options: Mapping[str, Any]) -> Iterator[Finding]:
+        from isthmus.transport.hivemind.node_settings import check_addresses, check_ports
+
+        peers = options["initial_peers"]
+        check_addresses([*peers, *options["listen"], *options["announce"]], peers, options["allowed_peers"] or ())
+        check_ports(options["listen"])
+        if not peers and worker_number() > 0:
+            advice = "start isthmus dht, and give its address in outer.transport.initial_peers"
+            yield Finding("fail", "no initial peers are named", advice)
+            return
+        problems = {peer: problem for peer in peers if (problem := _dial(peer))}
+        if problems and len(problems) == len(peers):
+            found = "; ".join(f"{peer} ({problem})" for peer, problem in problems.items())
+            advice = "start isthmus dht there, and let this machine reach its port"
+            yield Finding("fail", f"no initial peer answers: {found}", advice)
+        elif peers:
+            yield Finding("ok", f"an initial peer answers, of {', '.join(peers)}")
+        else:
+            yield Finding("ok", "this worker is the first peer")
+
+    @override
+    @classmethod
+    def apart_from_a_run(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {**options, "run": f"{options['run']}-doctor"}
+
+
+def _address_towards(peers: tuple[str, ...]) -> str:
+    """Return this machine's address on its way to the first of these multiaddrs (/ip4/HOST/...)."""
+    return own_address(peers[0].split("/")[2]) if peers else own_address()
+
+
+def _dial(peer: str) -> str:
+    """Say why no TCP connection to a multiaddr opens; empty where one does, or where it goes by other ways."""
+    match peer.split("/")[1:5]:
+        case ["ip4" | "ip6" | "dns" | "dns4" | "dns6", host, "tcp", port]:
+            try:
+                socket.create_connection((host, int(port)), _DIAL_SECONDS).close()
+            except OSError as error:
+                return error.strerror or str(error)
+    return ""

@@ -1,0 +1,112 @@
+"""The transport `torchft`: an elastic world whose workers meet at a lighthouse."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from isthmus.core.types import UserError
+from isthmus.transport.address import own_address, resolve, split_address
+from isthmus.transport.base import ReplicatedState
+from isthmus.transport.configured import Finding
+from isthmus.transport.elastic.election import Weighting
+from isthmus.transport.elastic.ranks import place_in_worker, worker_name
+from isthmus.transport.elastic.world import Elastic
+from isthmus.transport.torchft.lighthouse import lighthouse as run_lighthouse
+
+_DIAL_SECONDS = 5.0
+
+
+class TorchFTTransport(Elastic):
+    """An elastic world over torchft's lighthouse.
+
+    Args:
+        lighthouse: its address, host:port, as `isthmus lighthouse` prints it; `isthmus launch` starts one of its own.
+        min_workers: with fewer nobody commits; None: more than half of `expected_workers`, so that the halves of a cut
+            network cannot both go on.
+        weighting: each worker's share in the mean.
+        sync_budget_seconds: bound on one attempt at a sync; all other timeouts follow from it.
+        grace_seconds: how long a majority that has come to a sync waits for the others that are alive. It is the
+            lighthouse that waits: this one is for the lighthouse that `isthmus launch` starts, and one of your own goes
+            by `isthmus lighthouse --grace-seconds`.
+        host: how the other workers reach this machine; None: the address from which it reaches the lighthouse.
+        identity: what all workers must share.
+        expected_workers: how many a new run waits for.
+        replicated_state: what moves with the commits.
+        say: where a line goes that a person should read.
+        ranks_per_worker: one, or as many as the mesh of a worker has.
+    """
+
+    PRIVATE_OPTIONS = frozenset({"host", "lighthouse"})
+
+    def __init__(
+        self,
+        lighthouse: str | None = None,
+        min_workers: int | None = None,
+        weighting: Weighting = "uniform",
+        sync_budget_seconds: float = 60.0,
+        grace_seconds: float = 5.0,
+        host: str | None = None,
+        identity: dict[str, str] | None = None,
+        expected_workers: int | None = None,
+        replicated_state: ReplicatedState | None = None,
+        say: Callable[[str], None] = print,
+        ranks_per_worker: int = 1,
+    ) -> None:
+        from isthmus.transport.torchft.engine import TorchFT
+
+        if lighthouse is None:
+            raise UserError(
+                "outer.transport.lighthouse is missing: start one with isthmus lighthouse and give its address, "
+                "or use isthmus launch, which starts one itself"
+            )
+        host, place = host or own_address(split_address(lighthouse)[0]), place_in_worker(ranks_per_worker)
+        super().__init__(
+            TorchFT(lighthouse, worker_name(ranks_per_worker), sync_budget_seconds, host, place),
+            identity=identity,
+            expected_workers=expected_workers,
+            min_workers=min_workers,
+            weighting=weighting,
+            sync_budget_seconds=sync_budget_seconds,
+            state_host=host,
+            replicated_state=replicated_state,
+            say=say,
+            ranks_per_worker=ranks_per_worker,
+        )
+
+    @override
+    @classmethod
+    @contextmanager
+    def serve(cls, options: Mapping[str, Any], folder: Path) -> Iterator[dict[str, Any]]:
+        if options["lighthouse"] is not None:
+            yield {}
+            return
+        with run_lighthouse("127.0.0.1:0", grace_seconds=options["grace_seconds"]) as port:
+            yield {"lighthouse": f"127.0.0.1:{port}"}
+
+    @override
+    @classmethod
+    def check(cls, options: Mapping[str, Any]) -> Iterator[Finding]:
+        if options["lighthouse"] is None:
+            yield Finding(
+                "fail",
+                "no lighthouse is named",
+                "start one with isthmus lighthouse, and give its address in outer.transport.lighthouse",
+            )
+            return
+        host, port = split_address(options["lighthouse"])
+        address = resolve(host, "correct outer.transport.lighthouse")
+        try:
+            socket.create_connection((address, port), _DIAL_SECONDS).close()
+            yield Finding("ok", f"a lighthouse answers at {address}, port {port}")
+        except OSError as error:
+            yield Finding(
+                "fail",
+                f"no lighthouse answers at {address}, port {port} ({error.strerror or error})",
+                "start isthmus lighthouse there, and let this machine reach that port",
+            )
