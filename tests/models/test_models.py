@@ -11,7 +11,7 @@ from torch import nn
 
 from isthmus.core import UserError, split_strided
 from isthmus.inner.optimizers import hidden_matrices
-from isthmus.models import MODELS, Module
+from isthmus.models import MODELS, Module, outline
 from isthmus.models.gpt_neo import GPTNeo
 from isthmus.models.gpt_neox import GPTNeoX
 from isthmus.models.huggingface import HuggingFace
@@ -121,7 +121,9 @@ def test_blocks_are_found_by_fragments_and_muon(spec_class, matrices):
     """GPT-NeoX has a fused and GPT-Neo three projections for queries, keys and values, both three matrices more."""
     model = spec_class(**SMALL).build()
     assert len(hidden_matrices(model)) == 2 * matrices
-    assert [fragment.name for fragment in split_strided(model, 2)] == ["0", "1"]
+    whole, sketch = (split_strided(each, 2) for each in (model, outline(spec_class(**SMALL))))
+    assert [fragment.name for fragment in whole] == ["0", "1"]
+    assert [fragment.param_names for fragment in sketch] == [fragment.param_names for fragment in whole]
 
 
 @pytest.mark.parametrize("num_layers", [1, 3])
@@ -189,5 +191,23 @@ def test_specs_are_read_without_importing_transformers():
     code = (
         "import sys; from isthmus.models import MODELS; "
         "[MODELS.get(name) for name in MODELS.names()]; assert 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_outline_has_the_models_parameters_without_their_values(spec):
+    model, sketch = spec.build(), outline(spec)
+    assert all(param.is_meta for param in sketch.parameters())
+    named = [[(name, param.shape) for name, param in each.named_parameters()] for each in (model, sketch)]
+    assert named[0] == named[1]
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "gpt_neo"])
+def test_an_outline_imports_no_transformers_and_no_dtensor(kind):
+    code = (
+        "import sys; from isthmus.models import MODELS, outline; "
+        f"spec = MODELS.get({kind!r})(); outline(spec); "
+        "assert not {'transformers', 'torch.distributed.tensor'} & set(sys.modules); "
+        "spec.build(); assert set(spec.libraries) <= set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

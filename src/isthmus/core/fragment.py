@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeGuard
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase
 
 from isthmus.core.types import State, Tensors, UserError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 BufferRule = Literal["averaged", "replicated", "local"]
 _log = logging.getLogger(__name__)
 _STATISTICS: dict[str, BufferRule] = {"running_mean": "averaged", "running_var": "averaged"}
 
 
+def is_dtensor(tensor: torch.Tensor | None) -> TypeGuard[DTensor]:
+    """Return whether FSDP2 or tensor parallelism has sharded a tensor, without importing DTensor (a second)."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
 def local_view(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's own part of a parameter, sharing its memory (FSDP2 and TP shard as DTensor)."""
     tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def sharded_like(own: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
     """The inverse of `local_view`: the tensor of which this rank has `own`, sharded as `param` is, if it is."""
-    if not isinstance(param, DTensor):
+    if not is_dtensor(param):
         return own
+    from torch.distributed.tensor import DTensor
+
     shape, stride = param.shape, param.stride()
     return DTensor.from_local(own, param.device_mesh, param.placements, run_check=False, shape=shape, stride=stride)
 

@@ -9,9 +9,8 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, distribute_tensor
 
-from isthmus.core.fragment import local_view, sharded_like
+from isthmus.core.fragment import is_dtensor, local_view, sharded_like
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at zero: kellerjordan.github.io/posts/muon
 _STEPS = 5
@@ -93,13 +92,15 @@ def orthogonalize(matrices: torch.Tensor, dtype: torch.dtype = torch.float32) ->
 def _whole(own: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
     """The matrix of which this rank has `own`, sharded as `param` is; every rank takes part."""
     matrix = sharded_like(own, param)
-    return matrix.full_tensor() if isinstance(matrix, DTensor) else matrix
+    return matrix.full_tensor() if is_dtensor(matrix) else matrix
 
 
 def _own(matrix: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
     """This rank's part of a whole matrix, sharded as `param` is."""
-    if not isinstance(param, DTensor):
+    if not is_dtensor(param):
         return matrix
+    from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(matrix, param.device_mesh, param.placements, src_data_rank=None).to_local()
 
 

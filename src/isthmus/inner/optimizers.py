@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
+from isthmus.core.fragment import is_dtensor
 from isthmus.core.types import UserError
 from isthmus.inner import muon
 
@@ -118,7 +118,7 @@ def _by_mesh(params: list[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
     """Parameters that one kernel takes together: all are sharded over the same mesh, or none is."""
     by_mesh = defaultdict(list)
     for param in params:
-        by_mesh[param.device_mesh if isinstance(param, DTensor) else None].append(param)
+        by_mesh[param.device_mesh if is_dtensor(param) else None].append(param)
     return by_mesh.values()
 
 

@@ -1,7 +1,7 @@
 """The models that are trained. They cannot know that they are trained on islands."""
 
 from isthmus.core.registry import Registry
-from isthmus.models.base import CausalLM, ModelSpec, Module
+from isthmus.models.base import CausalLM, ModelSpec, Module, outline
 from isthmus.models.exported import load_exported, save_exported
 
 MODELS = Registry(
@@ -18,4 +18,4 @@ MODELS = Registry(
     },
 )
 
-__all__ = ["MODELS", "CausalLM", "ModelSpec", "Module", "load_exported", "save_exported"]
+__all__ = ["MODELS", "CausalLM", "ModelSpec", "Module", "load_exported", "outline", "save_exported"]

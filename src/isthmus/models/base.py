@@ -28,12 +28,28 @@ from isthmus.inner.step import Batch
 class ModelSpec(Protocol):
     """A model's description: a frozen dataclass whose fields are its options.
 
-    Data look for the options that they need: text for `sequence_length` and `vocab_size`, for example.
+    Data look for the options that they need: text for `sequence_length` and `vocab_size`, for example. Where building
+    it imports what takes seconds, `libraries` names these modules: `isthmus launch` imports them once for all workers.
     """
 
     def build(self, seed: int = 0) -> nn.Module:
         """The module `batch -> scalar loss`; equal seeds give equal weights. Weights are float32, on the CPU."""
         ...
+
+
+def outline(spec: ModelSpec) -> nn.Module:
+    """A model's parameters, by name and shape alone: on the meta device, without values, and without a forward pass.
+
+    Specs of models whose library takes seconds to import have an `outline` of their own; others are built.
+    """
+    with torch.device("meta"):
+        module: nn.Module = spec.outline() if hasattr(spec, "outline") else spec.build()
+    return module
+
+
+def embedding_outline(num_embeddings: int, size: int) -> nn.Embedding:
+    """An embedding for an outline: to draw its values even on the meta device torch would import its compiler."""
+    return nn.Embedding.from_pretrained(torch.empty(num_embeddings, size), freeze=False)
 
 
 @dataclass(frozen=True)

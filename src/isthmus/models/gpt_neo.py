@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
-from isthmus.models.base import CausalLM, Layout, check_tensor_split, check_transformer, seeded
+from isthmus.models.base import CausalLM, Layout, check_tensor_split, check_transformer, embedding_outline, seeded
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 
 @dataclass(frozen=True)
 class GPTNeo:
     """GPT-Neo (EleutherAI 2021): global and local attention in turn, learned positions, tied head."""
+
+    libraries: ClassVar = ("transformers.models.gpt_neo.modeling_gpt_neo",)
 
     hidden_size: int = 128
     num_layers: int = 4
@@ -52,6 +55,30 @@ class GPTNeo:
         with seeded(seed):
             return CausalLM(GPTNeoForCausalLM(config))
 
+    def outline(self) -> nn.Module:
+        """The model's parameters without transformers, which takes seconds to import."""
+        size, inner_size = self.hidden_size, 4 * self.hidden_size
+
+        def block() -> nn.Module:
+            attention = {f"{name}_proj": nn.Linear(size, size, bias=name == "out") for name in ("k", "v", "q", "out")}
+            mlp = {"c_fc": nn.Linear(size, inner_size), "c_proj": nn.Linear(inner_size, size)}
+            return nn.ModuleDict(
+                {
+                    "ln_1": nn.LayerNorm(size),
+                    "attn": nn.ModuleDict({"attention": nn.ModuleDict(attention)}),
+                    "ln_2": nn.LayerNorm(size),
+                    "mlp": nn.ModuleDict(mlp),
+                }
+            )
+
+        sizes = {"wte": self.vocab_size, "wpe": self.sequence_length}
+        embeddings = {name: embedding_outline(number, size) for name, number in sizes.items()}
+        blocks = nn.ModuleList(block() for _ in range(self.num_layers))
+        head = nn.Linear(size, self.vocab_size, bias=False)
+        head.weight = embeddings["wte"].weight
+        transformer = nn.ModuleDict({**embeddings, "h": blocks, "ln_f": nn.LayerNorm(size)})
+        return nn.ModuleDict({"network": nn.ModuleDict({"transformer": transformer, "lm_head": head})})
+
     @property
     def layout(self) -> Layout:
         """What the stages of a pipeline share out."""
@@ -60,22 +87,19 @@ class GPTNeo:
 
     def tensor_plan(self, num_ranks: int) -> dict[str, ParallelStyle]:
         """How its modules are split over ranks: attention by whole heads, the MLP by hidden units, the vocabulary."""
+        from torch.distributed.tensor import Replicate  # takes a second to import
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+        from isthmus.models.own_heads import OwnHeads
+
         check_tensor_split(self.num_heads, num_ranks)
         layer = "network.transformer.h.*"
         return {
             "network.transformer.wte": RowwiseParallel(input_layouts=Replicate()),
-            f"{layer}.attn.attention": _OwnHeads(),
+            f"{layer}.attn.attention": OwnHeads(),
             f"{layer}.attn.attention.[qkv]_proj": ColwiseParallel(),
             f"{layer}.attn.attention.out_proj": RowwiseParallel(),
             f"{layer}.mlp.c_fc": ColwiseParallel(),
             f"{layer}.mlp.c_proj": RowwiseParallel(),
             "network.lm_head": ColwiseParallel(output_layouts=Replicate()),
         }
-
-
-class _OwnHeads(ParallelStyle):
-    """Tells an attention module, which does not ask its matrices, how many heads this rank has."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        module.num_heads //= device_mesh.size()
-        return module

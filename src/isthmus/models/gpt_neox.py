@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
-from isthmus.models.base import CausalLM, Layout, check_tensor_split, check_transformer, seeded
+from isthmus.models.base import CausalLM, Layout, check_tensor_split, check_transformer, embedding_outline, seeded
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 
 @dataclass(frozen=True)
 class GPTNeoX:
     """GPT-NeoX (arXiv 2204.06745): rotary positions, attention and MLP in parallel, untied head."""
+
+    libraries: ClassVar = ("transformers.models.gpt_neox.modeling_gpt_neox",)
 
     hidden_size: int = 128
     num_layers: int = 4
@@ -45,6 +49,22 @@ class GPTNeoX:
         with seeded(seed):
             return CausalLM(GPTNeoXForCausalLM(config))
 
+    def outline(self) -> nn.Module:
+        """The model's parameters without transformers, which takes seconds to import."""
+        size, inner_size = self.hidden_size, 4 * self.hidden_size
+
+        def block() -> nn.Module:
+            norms = {f"{name}_layernorm": nn.LayerNorm(size) for name in ("input", "post_attention")}
+            attention = {"query_key_value": nn.Linear(size, 3 * size), "dense": nn.Linear(size, size)}
+            mlp = {"dense_h_to_4h": nn.Linear(size, inner_size), "dense_4h_to_h": nn.Linear(inner_size, size)}
+            return nn.ModuleDict({**norms, "attention": nn.ModuleDict(attention), "mlp": nn.ModuleDict(mlp)})
+
+        blocks = nn.ModuleList(block() for _ in range(self.num_layers))
+        embedding, norm = embedding_outline(self.vocab_size, size), nn.LayerNorm(size)
+        gpt_neox = nn.ModuleDict({"embed_in": embedding, "layers": blocks, "final_layer_norm": norm})
+        head = nn.Linear(size, self.vocab_size, bias=False)
+        return nn.ModuleDict({"network": nn.ModuleDict({"gpt_neox": gpt_neox, "lm_head": head})})
+
     @property
     def layout(self) -> Layout:
         """What the stages of a pipeline share out."""
@@ -54,6 +74,9 @@ class GPTNeoX:
 
     def tensor_plan(self, num_ranks: int) -> dict[str, ParallelStyle]:
         """How its modules are split over ranks: attention by whole heads, the MLP by hidden units, the vocabulary."""
+        from torch.distributed.tensor import Replicate  # takes a second to import
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
         check_tensor_split(self.num_heads, num_ranks)
         layer = "network.gpt_neox.layers.*"
         return {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -16,6 +16,8 @@ from isthmus.models.base import CausalLM, seeded
 @dataclass(frozen=True)
 class HuggingFace:
     """The model that the `config.json` of a folder describes. Never downloads, never runs code from the folder."""
+
+    libraries: ClassVar = ("transformers.models.auto.modeling_auto",)
 
     path: str
     sequence_length: int = 128
@@ -41,6 +43,10 @@ class HuggingFace:
             except (OSError, ValueError) as error:
                 raise UserError(f"model: {self.path!r} cannot be loaded: {_first_line(error)}") from error
         return CausalLM(network.train())
+
+    def outline(self) -> nn.Module:
+        """The parameters that the folder's configuration describes; weights are not read."""
+        return replace(self, pretrained=False).build()
 
     @property
     def vocab_size(self) -> int:

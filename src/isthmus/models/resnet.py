@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -31,6 +32,8 @@ class ResNet:
     Depth 8 is for small images and machines: the channels of the paper's nets for CIFAR (section 4.2, n = 1) behind the
     stem of the others, which makes images four times smaller.
     """
+
+    libraries: ClassVar = ("transformers.models.resnet.modeling_resnet",)
 
     depth: int = 8  # 8, 18, 34, 50, 101 or 152
     image_size: int = 32  # pixels across, of square images

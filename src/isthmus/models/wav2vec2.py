@@ -36,6 +36,8 @@ class SpeechEncoder:
         mask_length: frames masked together.
     """
 
+    libraries: ClassVar = ("transformers.models.wav2vec2.modeling_wav2vec2",)
+
     sample_rate: int = 16_000
     num_samples: int = 16_000
     hidden_size: int = 128

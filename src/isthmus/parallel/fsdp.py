@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
 
 from isthmus.core.types import UserError
 from isthmus.parallel.mesh import Mesh
@@ -32,20 +26,22 @@ def apply_fsdp(model: nn.Module, mesh: Mesh, device_mesh: DeviceMesh) -> None:
         raise UserError("mesh: cpu_offload frees a GPU's memory, but there is no GPU here: set it to false")
     if mesh.shard == 1:
         return
+    from torch.distributed import fsdp  # takes a second to import
+
     for name, param in model.named_parameters():
         if param.ndim == 0:
             raise UserError(f"mesh: shard cannot cut {name!r}, a single number: make it a tensor of shape [1]")
     options: dict[str, Any] = {"mesh": device_mesh["shard"], "reshard_after_forward": mesh.reshard_after_forward}
     if mesh.mixed_precision:
-        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        options["mp_policy"] = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     if mesh.cpu_offload:
-        options["offload_policy"] = CPUOffloadPolicy()
+        options["offload_policy"] = fsdp.CPUOffloadPolicy()
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     for block in max(lists, key=len, default=nn.ModuleList()):
-        fully_shard(block, **options)
-    fully_shard(model, **options)
+        fsdp.fully_shard(block, **options)
+    fsdp.fully_shard(model, **options)
     if hasattr(model, "measure"):
-        register_fsdp_forward_method(model, "measure")  # it, too, gathers what it computes with
+        fsdp.register_fsdp_forward_method(model, "measure")  # it, too, gathers what it computes with
 
 
 def reshard(model: nn.Module) -> None:
@@ -53,6 +49,7 @@ def reshard(model: nn.Module) -> None:
 
     Otherwise the next forward pass would not see what became of the shards meanwhile.
     """
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # whatever is sharded by it has imported it
     for module in model.modules():
-        if isinstance(module, FSDPModule):
+        if fsdp is not None and isinstance(module, fsdp.FSDPModule):
             module.reshard()

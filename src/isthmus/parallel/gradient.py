@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
-from isthmus.core.fragment import local_view
+from isthmus.core.fragment import is_dtensor, local_view
 from isthmus.parallel.mesh import WORKER_DIMS, sum_over
 
 
@@ -64,7 +63,7 @@ class WorkerGradScaler(torch.amp.GradScaler):
 def _num_replicas(grad: torch.Tensor, mesh: DeviceMesh) -> int:
     """How many ranks of this stage hold the same values."""
     stage = mesh.get_group("shard").size() * mesh.get_group("tp").size()
-    if isinstance(grad, DTensor):
+    if is_dtensor(grad):
         for dim, placement in enumerate(grad.placements):
             stage //= 1 if placement.is_replicate() else grad.device_mesh.size(dim)
     return stage

@@ -12,10 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
-from torch.distributed.tensor import DTensor
 
-from isthmus.core.fragment import local_view
+from isthmus.core.fragment import is_dtensor, local_view
 from isthmus.core.types import UserError
 
 
@@ -109,8 +107,10 @@ class Pipeline:
         return self._schedules[key]
 
     def _new_schedule(self, num_micro_batches: int, backward: bool) -> Any:
+        from torch.distributed import pipelining  # takes a second to import
+
         stages = [
-            PipelineStage(module, number, self.stages.num_stages, self.device, group=self.group)
+            pipelining.PipelineStage(module, number, self.stages.num_stages, self.device, group=self.group)
             for number, module in self.stages.modules.items()
         ]
 
@@ -120,8 +120,10 @@ class Pipeline:
             return loss * self._scale * (1 / num_micro_batches + 0 * loss.detach())
 
         if len(stages) > 1:
-            return ScheduleInterleaved1F1B(stages, num_micro_batches, share_of_loss, scale_grads=False)
-        kind = Schedule1F1B if backward else ScheduleGPipe  # without a backward pass they are the same
+            return pipelining.ScheduleInterleaved1F1B(stages, num_micro_batches, share_of_loss, scale_grads=False)
+        kind = (
+            pipelining.Schedule1F1B if backward else pipelining.ScheduleGPipe
+        )  # without a backward pass they are the same
         return kind(stages[0], num_micro_batches, share_of_loss, scale_grads=False)
 
     def _lend(self) -> None:
@@ -134,7 +136,7 @@ class Pipeline:
         if self.stages.tied is None:
             return
         weight = self.stages.tied.weight
-        if isinstance(weight, DTensor):  # an embedding's gradient may be replicated where its weight is sharded
+        if is_dtensor(weight):  # an embedding's gradient may be replicated where its weight is sharded
             weight.grad = weight.grad.redistribute(weight.device_mesh, weight.placements)
         own = local_view(weight.grad)
         passed = own if self.rank else torch.empty_like(own)

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
-from isthmus.core.fragment import local_view, sharded_like
+from isthmus.core.fragment import is_dtensor, local_view, sharded_like
 from isthmus.core.types import State
 
 
@@ -33,7 +32,7 @@ class Part:
     def of(cls, tensor: torch.Tensor) -> Part:
         """This rank's, as `apply_tp` and after it `apply_fsdp` have left it."""
         offsets, sizes = [0] * tensor.ndim, list(tensor.shape)
-        if isinstance(tensor, DTensor):
+        if is_dtensor(tensor):
             mesh = tensor.device_mesh
             for axis, placement in reversed(list(enumerate(tensor.placements))):  # tp, the last one, came first
                 if placement.is_replicate():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from isthmus.core.types import UserError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 
 def tensor_plan(spec: object, tp: int) -> dict[str, ParallelStyle]:
@@ -30,6 +33,8 @@ def apply_tp(model: nn.Module, plan: dict[str, ParallelStyle], device_mesh: Devi
 
     Parameters that several modules share stay shared; the plan must split them alike.
     """
+    from torch.distributed.tensor.parallel import parallelize_module  # takes a second to import
+
     first_names: dict[nn.Parameter, str] = {}
     tied = {
         name: first
