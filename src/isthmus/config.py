@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 import torch
@@ -83,8 +84,12 @@ def _read_micro_batch_size(value: Any) -> int | str | None:
 
 def _read_outer_optimizer(spec: Any) -> Spec:
     complete = check(OUTER_OPTIMIZERS, spec, "outer.optimizer", ("params",))
+    make = factory(OUTER_OPTIMIZERS, complete, "params")
+    if isinstance(make.func, type):  # torch's own `add_param_group` imports its compiler, which takes a second
+        quick = type(make.func.__name__, (make.func,), {"add_param_group": lambda self, group: None})
+        make = partial(quick, **make.keywords)
     try:
-        factory(OUTER_OPTIMIZERS, complete, "params")([nn.Parameter(torch.zeros(1))])
+        make([nn.Parameter(torch.zeros(1))])
     except (ValueError, TypeError, RuntimeError) as error:  # values that make no sense, or not together
         raise UserError(f"outer.optimizer: {first_line(error)}") from None
     return complete

@@ -12,7 +12,7 @@ from isthmus.config import OUTER_OPTIMIZERS, RunConfig
 from isthmus.core import SPLITS, Registry
 from isthmus.data import DATA
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES
-from isthmus.models import MODELS
+from isthmus.models import MODELS, outline
 from isthmus.outer import MERGES, Guard
 from isthmus.recipes import RECIPES
 from isthmus.spec import build
@@ -27,7 +27,7 @@ def sync_bytes(config: RunConfig) -> dict[str, int]:
     They are counted, not computed: all workers really average zeros in this process.
     """
     workers, outer = config.train.workers, config.outer
-    model = build(MODELS, config.model).build()
+    model = outline(build(MODELS, config.model))
     if outer.schedule is None:
         return {"gradients": ring_bytes(4 * sum(param.numel() for param in model.parameters()), workers)}
     fragments = SPLITS.get(outer.split)(model, outer.schedule.num_fragments)
@@ -38,7 +38,7 @@ def sync_bytes(config: RunConfig) -> dict[str, int]:
         sent = []
         for step, fragment in enumerate(fragments):
             peers = transport.quorum(step)
-            nothing = [torch.zeros_like(anchor) for anchor in fragment.anchor]
+            nothing = [torch.zeros(anchor.shape) for anchor in fragment.anchor]
             Guard().screen(nothing, fragment.version, {}, peers)
             compressor.average(nothing, {}, peers)
             transport.commit(peers, True)
