@@ -25,7 +25,7 @@ from isthmus.compress.quantize import Quantize
 from isthmus.core import SyncSchedule, split_whole
 from isthmus.inner.supervised import SupervisedStep
 from isthmus.outer import KeepProgress, Offload, OuterLoop
-from isthmus.outer.sync import pseudo_gradient
+from isthmus.outer.in_flight import pseudo_gradient
 from isthmus.transport.local import Local, LocalWorld
 
 CODECS: dict[str, Codec] = {"int4": Quantize(4), "E3M0": Float4("E3M0")}

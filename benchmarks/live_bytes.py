@@ -14,7 +14,7 @@ from isthmus.tools.live_bytes import LiveBytes, Watch
 
 def follow(loop: OuterLoop, watch: Watch) -> None:
     """Watch the communication thread, for good."""
-    loop._background.submit(watch.__enter__).result()
+    loop._thread.run(watch.__enter__)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from benchmarks.live_bytes import CountedOffload, follow
 from benchmarks.results import write
 from isthmus.core import SyncSchedule
 from isthmus.outer import OuterLoop
-from isthmus.outer.rounds import Rounds
+from isthmus.outer.adaptive_schedule import AdaptiveSchedule
 from isthmus.recipes import RECIPES, Recipe, load_config
 from isthmus.recipes.base import Plan
 from isthmus.tools.live_bytes import LiveBytes, Watch
@@ -47,7 +47,7 @@ class Training:
         if with_outer_loop and recipe.schedule:
             transport = Local(LocalWorld(1), 0)
             self.loop = recipe.outer_loop(self.model, transport, CountedOffload(offload, self.live))
-            self.live.add(anchor for fragment in self.loop.fragments for anchor in fragment.anchor)
+            self.live.add(anchor for fragment in self.loop.state.fragments for anchor in fragment.anchor)
 
     def step(self, batch: Any) -> tuple[float, float]:
         """Seconds of the inner step and of the outer loop's."""
@@ -85,7 +85,7 @@ def measure(name: str) -> dict[str, float]:
     inner = statistics.median(inner for inner, _ in seconds)
     quiet = 0.0
     if training.loop:
-        training.loop.rounds = Rounds(SyncSchedule(10**9))
+        training.loop.state.schedule = AdaptiveSchedule(SyncSchedule(10**9))
         began = time.perf_counter()
         for _ in range(QUIET_STEPS):
             training.loop.step()

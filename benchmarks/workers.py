@@ -154,7 +154,7 @@ def check_ledger(workers: list[Worker]) -> dict[str, int]:
     Raises:
         SystemExit: they differ.
     """
-    states = {worker.rank: worker.last_state()["method"]["transport"] for worker in workers}
+    states = {worker.rank: worker.last_state()["method"]["elastic"] for worker in workers}
     ledger = max(states.values(), key=lambda state: int(state["version"]))["replicated_state"]["samples"]
     anchors = sum(worker.tokens_at(worker.syncs()[-1]) for worker in workers) // SAMPLE_TOKENS
     trained = sum(worker.tokens for worker in workers) // SAMPLE_TOKENS

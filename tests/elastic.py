@@ -88,11 +88,11 @@ class Town:
             model = self.make_model()
             loop = OuterLoop(self.split(model), transport=transport, steps=self.steps, **self.method)
             worker = self.workers[name] = Worker(model, sgd(model.parameters()), loop)
-            while loop.stage != "finished":
-                while loop.inner_steps < self.steps:
-                    inner_step(model, worker.optimizer, toy_batch(int(name[-1]), loop.inner_steps))
+            while loop.state.phase != "finished":
+                while loop.state.inner_steps < self.steps:
+                    inner_step(model, worker.optimizer, toy_batch(int(name[-1]), loop.state.inner_steps))
                     worker.reports += loop.step()
-                    self.hashes.setdefault(loop.transport_state["version"], set()).add(loop.anchor_hash())
+                    self.hashes.setdefault(loop.state.elastic_state["version"], set()).add(loop.anchor_hash())
                     each_step(worker)
                 worker.reports += loop.finish()
             loop.close()

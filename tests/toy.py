@@ -67,7 +67,7 @@ class Worker:
     @property
     def anchor(self) -> torch.Tensor:
         """All anchors in the order of the model's parameters (fragments cut by `split_whole` or in model order)."""
-        return torch.cat([a.detach().reshape(-1) for f in self.loop.fragments for a in f.anchor])
+        return torch.cat([a.detach().reshape(-1) for f in self.loop.state.fragments for a in f.anchor])
 
 
 def toy_run(

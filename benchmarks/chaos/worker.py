@@ -60,7 +60,7 @@ class Diary:
         signal.signal(signal.SIGUSR1, lambda number, frame: setattr(diary, "_ill", True))
 
     def _write_commit(self, trainer: ElasticTrainer, reports: list[Any], anchor: str) -> None:
-        state = trainer.method.transport_state
+        state = trainer.method.state.elastic_state
         line = {
             "time": time.time(),
             "version": state["version"],

@@ -78,7 +78,7 @@ class Ours(Nothing):
 
     def evaluated(self) -> AbstractContextManager[None]:
         """See `Nothing`."""
-        return nullcontext() if isinstance(self.method, DataParallel) else anchored(self.method.fragments)
+        return nullcontext() if isinstance(self.method, DataParallel) else anchored(self.method.state.fragments)
 
     def close(self) -> None:
         """Leave the others."""

@@ -88,7 +88,7 @@ def test_they_are_equal_whenever_a_round_is_finished(method):
     seen = [{}, {}]
 
     def look(rank, step, worker):
-        last = worker.loop.fragments[-1]
+        last = worker.loop.state.fragments[-1]
         if worker.reports and worker.reports[-1].fragment == last.name:
             seen[rank].setdefault(last.version, statistics(worker).clone())
 
@@ -156,7 +156,7 @@ def test_a_worker_that_comes_late_is_handed_all_that_is_shared(method):
     town = Town(40, min_workers=1, expected_workers=1, make_model=normed_model, **method)
 
     def follow(worker):
-        worker.model[2].same.fill_(worker.loop.fragments[-1].version)
+        worker.model[2].same.fill_(worker.loop.state.fragments[-1].version)
         time.sleep(0.02)
 
     town.start("worker-0", each_step=follow)

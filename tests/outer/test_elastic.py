@@ -169,11 +169,11 @@ def test_what_a_lone_worker_did_below_the_minimum_is_kept():
     town.start("worker-1", kill_at("group", 3)).join(20)
     time.sleep(0.5)
     assert "worker-0: waiting: 1 of at least 2 workers are here (worker-0)" in town.said
-    version = town.workers["worker-0"].loop.transport_state["version"]
+    version = town.workers["worker-0"].loop.state.elastic_state["version"]
     town.start("worker-1")
     town.wait()
     assert not {version: hashes for version, hashes in town.hashes.items() if len(hashes) > 1}
-    assert town.workers["worker-0"].loop.transport_state["version"] > version
+    assert town.workers["worker-0"].loop.state.elastic_state["version"] > version
     assert all(report.committed for report in town.workers["worker-0"].reports)
 
 

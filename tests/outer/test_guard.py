@@ -18,11 +18,11 @@ from isthmus.compress.quantize import Quantize
 from isthmus.compress.robust import Median
 from isthmus.compress.topk import TopK
 from isthmus.core import Tensors, UserError
-from isthmus.outer.guard import Guard, Report, Screened, describe, judge, of_worker
+from isthmus.outer.guard import ContributionReport, Guard, Screened, describe, judge, of_worker
 from isthmus.transport.local import LocalWorld, run_workers
 
 QUARTERS = [0.25] * 4
-FINE = Report(norm=1.0, typical=1.0, version=5, num_elements=10, layout=7)
+FINE = ContributionReport(norm=1.0, typical=1.0, version=5, num_elements=10, layout=7)
 
 
 def gradient(rank: int) -> Tensors:
@@ -167,7 +167,7 @@ def test_the_majoritys_version_counts_and_in_a_tie_the_newer(versions: list[int]
         assert screened.left_out[2] == f"it is at version {versions[2]}, the others at 5"
 
 
-def norms(*values: float, typical: float | list[float] = math.nan) -> list[Report]:
+def norms(*values: float, typical: float | list[float] = math.nan) -> list[ContributionReport]:
     remembered = typical if isinstance(typical, list) else [typical] * len(values)
     return [replace(FINE, norm=norm, typical=t) for norm, t in zip(values, remembered, strict=True)]
 
@@ -191,7 +191,7 @@ def norms(*values: float, typical: float | list[float] = math.nan) -> list[Repor
     ],
     ids=str,
 )
-def test_the_norm_is_compared_with_peers_now_and_before(reports: list[Report], left_out: list[int]) -> None:
+def test_the_norm_is_compared_with_peers_now_and_before(reports: list[ContributionReport], left_out: list[int]) -> None:
     assert list(judge(reports, [1 / len(reports)] * len(reports), 10.0)) == left_out
 
 
@@ -245,7 +245,7 @@ def test_infinity_switches_the_norm_check_off() -> None:
 def test_the_report_of_a_worker_of_several_ranks() -> None:
     shards = [replace(FINE, norm=3.0, num_elements=10), replace(FINE, norm=4.0, num_elements=7, layout=8)]
     whole = of_worker(shards)
-    assert replace(whole, layout=0) == Report(norm=5.0, typical=1.0, version=5, num_elements=17, layout=0)
+    assert replace(whole, layout=0) == ContributionReport(norm=5.0, typical=1.0, version=5, num_elements=17, layout=0)
     assert of_worker(shards).layout == whole.layout != of_worker(shards[::-1]).layout
     assert of_worker(shards[:1]) == shards[0]
 

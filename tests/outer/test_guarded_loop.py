@@ -60,7 +60,7 @@ def test_a_worker_with_nan_is_left_out_and_trains_on_from_the_anchor(name: str, 
         assert left_out
         assert all(list(ranks) == [1] for ranks in left_out)
         assert not worker.reports[-1].left_out  # it is back
-        assert all(t.isfinite().all() for f in worker.loop.fragments for t in f.state.get("residual", []))
+        assert all(t.isfinite().all() for f in worker.loop.state.fragments for t in f.state.get("residual", []))
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "eager"])

@@ -170,7 +170,9 @@ def eager_run(num_workers: int, rounds: int, **method: Any) -> list[Worker]:
 
 def in_flight(worker: Worker) -> torch.Tensor:
     """The pseudo-gradient that the worker has on its way."""
-    return torch.cat([tensor.reshape(-1) for sync in worker.loop.state_dict()["in_flight"] for tensor in sync["own"]])
+    return torch.cat(
+        [tensor.reshape(-1) for sync in worker.loop.state_dict()["in_flight"] for tensor in sync["pseudo_gradient"]]
+    )
 
 
 @pytest.mark.parametrize("compressor", [Cast(), Quantize(2, 4), ErrorFeedback(Quantize(2, 4), 0.9)], ids=str)
@@ -254,7 +256,7 @@ def test_identity_34_anchors_and_outer_momenta_are_equal_after_every_commit(merg
     workers = toy_run(3, steps=20, schedule=SyncSchedule(4, overlap_steps=overlap), merge=merge)
     assert len({worker.loop.anchor_hash() for worker in workers}) == 1
     momenta = [
-        torch.cat([s["momentum_buffer"].reshape(-1) for s in worker.loop.outer_optimizer.state.values()])
+        torch.cat([s["momentum_buffer"].reshape(-1) for s in worker.loop.state.outer_optimizer.state.values()])
         for worker in workers
     ]
     assert all(torch.equal(momenta[0], momentum) for momentum in momenta[1:])
@@ -304,7 +306,7 @@ def test_identity_37_saved_and_restored_at_any_step_the_run_is_the_same_bitwise(
     for one, other in zip(whole, run_workers(LocalWorld(2), resume), strict=True):
         assert torch.equal(one.params, other.params)
         assert torch.equal(one.anchor, other.anchor)
-        assert [f.version for f in one.loop.fragments] == [f.version for f in other.loop.fragments]
+        assert [f.version for f in one.loop.state.fragments] == [f.version for f in other.loop.state.fragments]
 
 
 @pytest.mark.parametrize("outer", [nesterov, partial(torch.optim.Adam, lr=0.03)])

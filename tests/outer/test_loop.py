@@ -72,9 +72,9 @@ def test_a_refused_sync_changes_no_anchor_no_momentum_no_memory_and_no_version()
 
     def watch(rank: int, step: int, worker: Worker) -> None:
         if rank == 0 and step in (3, 6):
-            optimizer = worker.loop.outer_optimizer.state_dict()["state"]
+            optimizer = worker.loop.state.outer_optimizer.state_dict()["state"]
             momenta = [state["momentum_buffer"].clone() for state in optimizer.values()]
-            seen.append((worker.anchor.clone(), momenta, worker.loop.fragments[0].version, worker.params.clone()))
+            seen.append((worker.anchor.clone(), momenta, worker.loop.state.fragments[0].version, worker.params.clone()))
 
     world = LocalWorld(2)
     world.refuse_commit(1)
@@ -114,7 +114,7 @@ def test_silent_drift_of_an_anchor_is_refused() -> None:
     def flip(rank: int, step: int, worker: Worker) -> None:
         if rank == 1 and step == 4:
             with torch.no_grad():
-                worker.loop.fragments[0].anchor[0][0, 0] += 1e-6
+                worker.loop.state.fragments[0].anchor[0][0, 0] += 1e-6
 
     with pytest.raises(Drift):
         toy_run(2, steps=6, each_step=flip, hash_every=1)
@@ -125,7 +125,7 @@ def test_warm_start_averages_plainly_and_the_method_begins_after_it() -> None:
     warm = toy_run(2, steps=3, schedule=schedule)
     averaged = toy_run(2, steps=3, schedule=SyncSchedule(1), outer_optimizer=averaging)
     assert torch.equal(warm[0].params, averaged[0].params)
-    assert not warm[0].loop.outer_optimizer.state  # momentum starts with the method
+    assert not warm[0].loop.state.outer_optimizer.state  # momentum starts with the method
     assert len(toy_run(2, steps=11, schedule=schedule)[0].reports) == 3 + 2
 
 
@@ -169,4 +169,4 @@ def test_streaming_syncs_fragments_on_their_own() -> None:
     schedule = SyncSchedule(4, num_fragments=2, overlap_steps=1)
     workers = toy_run(2, steps=13, schedule=schedule, merge=Mix(0.5), split=lambda model: split_balanced(model, 2))
     assert [report.fragment for report in workers[0].reports] == ["0", "1", "0", "1", "0", "1"]
-    assert [fragment.version for fragment in workers[0].loop.fragments] == [3, 3]
+    assert [fragment.version for fragment in workers[0].loop.state.fragments] == [3, 3]

@@ -162,7 +162,7 @@ def after_steps_on(device: str, offload: Offload) -> list[torch.Tensor]:
                 param.add_(param.cos(), alpha=0.01)
         loop.step()
     loop.close()
-    return [*model.parameters(), *(anchor for fragment in loop.fragments for anchor in fragment.anchor)]
+    return [*model.parameters(), *(anchor for fragment in loop.state.fragments for anchor in fragment.anchor)]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"][: 1 + torch.cuda.is_available()])

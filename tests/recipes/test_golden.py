@@ -51,7 +51,7 @@ def trace(name: str) -> list[dict[str, Any]]:
         for step in range(1, STEPS + 1):
             move(model, rank, step)
             if reports := loop.step():
-                anchor = torch.cat([a.detach().reshape(-1) for f in loop.fragments for a in f.anchor])
+                anchor = torch.cat([a.detach().reshape(-1) for f in loop.state.fragments for a in f.anchor])
                 sent = sum(report.sent_bytes for report in reports)
                 seen.append({"step": step, "sent_bytes": sent, "anchor": [round(v, 7) for v in anchor.tolist()]})
         return seen

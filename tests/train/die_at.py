@@ -133,7 +133,7 @@ class Witness:
 
     def look_at(self, loop: OuterLoop) -> None:
         """Note the anchors' hash where they have moved."""
-        stand = [loop.transport_state["version"], loop.transport_state["chain"]]
+        stand = [loop.state.elastic_state["version"], loop.state.elastic_state["chain"]]
         if stand != self._last:
             self.write(anchors=[*stand, loop.anchor_hash()])
             self._last = stand

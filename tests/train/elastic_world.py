@@ -129,7 +129,7 @@ class World:
     def final_state(self, rank: int) -> dict[str, Any]:
         """What the worker's last checkpoint holds of the transport."""
         checkpoints = self._checkpoints(rank)
-        state: dict[str, Any] = checkpoints.load(max(checkpoints.usable()))["method"]["transport"]
+        state: dict[str, Any] = checkpoints.load(max(checkpoints.usable()))["method"]["elastic"]
         return state
 
     def check(self, ranks: list[int]) -> None:

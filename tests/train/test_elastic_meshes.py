@@ -59,7 +59,7 @@ def test_a_worker_that_lost_a_rank_comes_back_whole(tmp_path, engine):
     assert summary["steps"] == STEPS
     assert len(set(summary["anchor_hash"].values())) == 1
     states = {name: final_state(tmp_path, name) for name in NAMES}
-    transports = [state["method"]["transport"] for state in states.values()]
+    transports = [state["method"]["elastic"] for state in states.values()]
     assert all(transport == transports[0] for transport in transports)
     assert transports[0]["replicated_state"]["samples"] > 0
     for worker in (0, 1):

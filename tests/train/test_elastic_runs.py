@@ -99,7 +99,7 @@ def test_a_killed_worker_is_started_again_and_catches_up(tmp_path, engine):
         stop_and_resume(launcher, tmp_path)
     finally:
         launcher.kill()
-    ledgers = [final_state(tmp_path, worker)["method"]["transport"]["replicated_state"] for worker in range(3)]
+    ledgers = [final_state(tmp_path, worker)["method"]["elastic"]["replicated_state"] for worker in range(3)]
     assert ledgers[0] == ledgers[1] == ledgers[2]
     assert ledgers[0]["samples"] > 0
     summary = json.loads((tmp_path / "run/summary.json").read_text())

@@ -48,7 +48,7 @@ def rank_state(start: int, stop: int, in_flight: bool = True) -> State:
             "inner_steps": 20,
             "outer_optimizer": {"state": outer, "param_groups": [{"lr": 0.7, "params": [0, 1]}]},
             "fragments": fragments,
-            "in_flight": [{"fragment": 1, "own": [5 * bias], "outer_step": 3}] if in_flight else [],
+            "in_flight": [{"fragment": 1, "pseudo_gradient": [5 * bias], "outer_step": 3}] if in_flight else [],
         },
         "inner_step": {"optimizer": {"state": inner, "param_groups": []}, "progress": 20},
         "stream": {"position": 11},
@@ -85,7 +85,7 @@ def test_everything_elementwise_is_cut_anew(ranks):
     assert torch.equal(method["fragments"][1]["anchor"][0], 4 * bias)
     assert [fragment["version"] for fragment in method["fragments"]] == [7, 8]
     assert torch.equal(method["fragments"][0]["state"]["residual"][0], 6 * matrix)
-    assert torch.equal(method["in_flight"][0]["own"][0], 5 * bias)
+    assert torch.equal(method["in_flight"][0]["pseudo_gradient"][0], 5 * bias)
     assert method["in_flight"][0]["outer_step"] == 3
     assert state["stream"] == expected["stream"]
     assert state["inner_step"]["progress"] == 20
@@ -103,7 +103,7 @@ def test_memory_of_parts_as_a_whole_begins_anew_and_is_named(ranks):
 def test_a_rank_without_rows_has_empty_tensors(ranks):
     state = Resharding(ranks, holding(5, 5)).state(2, {}, {})
     assert state["model"]["matrix"].shape == (0, 3)
-    assert state["method"]["in_flight"][0]["own"][0].shape == (0,)
+    assert state["method"]["in_flight"][0]["pseudo_gradient"][0].shape == (0,)
 
 
 def test_metrics_go_on_where_there_are_some(ranks):

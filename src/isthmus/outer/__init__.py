@@ -2,11 +2,13 @@
 
 from isthmus.core.registry import Registry
 from isthmus.outer.anchor import anchored, fingerprint
+from isthmus.outer.former_names import with_present_names
 from isthmus.outer.guard import Guard
 from isthmus.outer.hooks import OuterLoopCallback
 from isthmus.outer.loop import OuterLoop
 from isthmus.outer.merge import Eager, KeepProgress, Merge, Mix, Replace
 from isthmus.outer.offload import Offload
+from isthmus.outer.state import OuterState
 
 MERGES = Registry(
     "merge",
@@ -28,7 +30,9 @@ __all__ = [
     "Offload",
     "OuterLoop",
     "OuterLoopCallback",
+    "OuterState",
     "Replace",
     "anchored",
     "fingerprint",
+    "with_present_names",
 ]

@@ -24,7 +24,7 @@ _NO_VERSION = -1  # of a worker whose ranks disagree
 
 
 @dataclass(frozen=True)
-class Report:
+class ContributionReport:
     """What a worker says of its contribution before sending it."""
 
     norm: float  # of its pseudo-gradient; infinite or NaN where that is not finite
@@ -87,9 +87,9 @@ class Guard:
         report = _report(own, version, history)
         of_ranks = _exchange(replace(report, norm=math.nan) if faulty else report, peers.worker_group.all_gather)
         reports = _exchange(of_worker(of_ranks), peers.all_gather)
-        strangers = _strangers(reports)
-        if strangers:
-            return Screened(own, peers.weights, {}, strangers)
+        mismatched = _mismatched_layouts(reports)
+        if mismatched:
+            return Screened(own, peers.weights, {}, mismatched)
         left_out = judge(reports, peers.weights, self.max_norm_factor)
         if peers.rank in left_out:
             own = [torch.zeros_like(tensor) for tensor in own]
@@ -102,7 +102,7 @@ class Guard:
         return Screened(own, weights, left_out)
 
 
-def judge(reports: list[Report], weights: list[float], max_norm_factor: float) -> dict[int, str]:
+def judge(reports: list[ContributionReport], weights: list[float], max_norm_factor: float) -> dict[int, str]:
     """Who is left out, and why: a pure function of what all have received alike."""
     weighted = [report for report, weight in zip(reports, weights, strict=True) if weight > 0]
     versions = Counter(report.version for report in weighted if report.version != _NO_VERSION)
@@ -121,11 +121,11 @@ def judge(reports: list[Report], weights: list[float], max_norm_factor: float) -
     return left_out
 
 
-def of_worker(of_ranks: list[Report]) -> Report:
+def of_worker(of_ranks: list[ContributionReport]) -> ContributionReport:
     """The report of a whole worker, of those of its ranks."""
     if len(of_ranks) == 1:
         return of_ranks[0]
-    return Report(
+    return ContributionReport(
         norm=math.hypot(*(report.norm for report in of_ranks)),
         typical=of_ranks[0].typical,  # all remember the same norms, which were those of whole workers
         version=of_ranks[0].version if len({report.version for report in of_ranks}) == 1 else _NO_VERSION,
@@ -139,38 +139,38 @@ def describe(left_out: dict[int, str]) -> str:
     return "; ".join(f"worker {rank}: {reason}" for rank, reason in left_out.items())
 
 
-def _report(own: Tensors, version: int, history: list[float]) -> Report:
+def _report(own: Tensors, version: int, history: list[float]) -> ContributionReport:
     norms = torch._foreach_norm(own) if own else []  # float32: what is too large to be squared in it counts as infinite
     norm = float(torch.linalg.vector_norm(torch.stack(list(norms)))) if norms else 0.0
     layout = _hash(str([tuple(tensor.shape) for tensor in own]))
     typical = median_low(history) if history else math.nan
-    return Report(norm, typical, version, sum(tensor.numel() for tensor in own), layout)
+    return ContributionReport(norm, typical, version, sum(tensor.numel() for tensor in own), layout)
 
 
 def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
-def _exchange(report: Report, gather: Callable[[Tensors], list[Tensors]]) -> list[Report]:
+def _exchange(report: ContributionReport, gather: Callable[[Tensors], list[Tensors]]) -> list[ContributionReport]:
     """Everybody's report in rank order."""
     floats = torch.tensor([report.norm, report.typical], dtype=torch.float64)
     integers = torch.tensor([report.version, report.num_elements, report.layout])
-    return [Report(*f.tolist(), *i.tolist()) for f, i in gather([floats, integers])]
+    return [ContributionReport(*f.tolist(), *i.tolist()) for f, i in gather([floats, integers])]
 
 
-def _strangers(reports: list[Report]) -> str:
+def _mismatched_layouts(reports: list[ContributionReport]) -> str:
     """Why these workers cannot even exchange messages; those of another size could not be received."""
     layouts = [(report.num_elements, report.layout) for report in reports]
     usual, _ = Counter(layouts).most_common(1)[0]  # of a tie the lowest rank's
-    strange = {
+    mismatched = {
         rank: f"it syncs {elements} values in other shapes than the {usual[0]} of the others: another model or split"
         for rank, (elements, layout) in enumerate(layouts)
         if (elements, layout) != usual
     }
-    return describe(strange)
+    return describe(mismatched)
 
 
-def _typical(reports: list[Report], weights: list[float]) -> float:
+def _typical(reports: list[ContributionReport], weights: list[float]) -> float:
     """The larger of this sync's median norm and the remembered one; infinite where there is too little to go by.
 
     The lower median: of an even number half may lie. Both have to be exceeded, for all norms grow together after a
@@ -183,7 +183,7 @@ def _typical(reports: list[Report], weights: list[float]) -> float:
     return max(median_low(moved), median_low(remembered) if remembered else 0.0)
 
 
-def _moved(reports: list[Report], weights: list[float]) -> list[float]:
+def _moved(reports: list[ContributionReport], weights: list[float]) -> list[float]:
     """Norms of the contributions that count and are not zero."""
     pairs = zip(reports, weights, strict=True)
     return [report.norm for report, weight in pairs if weight > 0 and 0 < report.norm < math.inf]

@@ -1,44 +1,36 @@
-"""The outer loop: the one stateful class of the method."""
+"""The outer loop: when the syncs of a run begin, arrive and finish."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import nn
 
 from isthmus.compress.base import Compressor
 from isthmus.core.fragment import Fragment
 from isthmus.core.schedule import SyncSchedule
 from isthmus.core.streams import hand_over
-from isthmus.core.types import State, SyncReport
+from isthmus.core.types import SyncReport
 from isthmus.outer.anchor import anchors, fingerprint, worker_fingerprint
-from isthmus.outer.apply import apply, refuse, start_over
-from isthmus.outer.background import Background
-from isthmus.outer.catch_up import adopt, most_bytes, shared_state
-from isthmus.outer.fit import check_parts
+from isthmus.outer.communication_thread import CommunicationThread
+from isthmus.outer.compatibility import check_parts
+from isthmus.outer.dynamic_local_steps import DynamicLocalSteps
 from isthmus.outer.guard import Guard
+from isthmus.outer.in_flight import Outcome, Sync
 from isthmus.outer.merge import Merge, Replace
 from isthmus.outer.offload import Offload
-from isthmus.outer.pace import Pace
-from isthmus.outer.rounds import Rounds
-from isthmus.outer.saved import restore, saved_state
-from isthmus.outer.sync import Exchange, Outcome, Sync, averaged_buffers, pseudo_gradient, zeros
-from isthmus.transport.base import Behind, ReplicatedState, Transport
-
-Stage = Literal["training", "landing", "last", "finished"]
-OuterOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+from isthmus.outer.state import OuterOptimizer, OuterState
+from isthmus.outer.sync import Exchange
+from isthmus.transport.base import Behind, Transport
 
 
 class OuterLoop:
     """Syncs a model with its peers: call `step()` after every inner step.
 
     All workers build it alike and take the same number of inner steps. Nothing (anchor, outer optimizer,
-    compressor memory) changes before a sync is committed by everybody.
+    compressor memory) changes before a sync is committed by everybody. What it remembers is in `state`.
 
     Args:
         fragments: the model's fragments (`isthmus.core.split_*`).
@@ -48,12 +40,12 @@ class OuterLoop:
         outer_optimizer: makes the optimizer of all anchors, e.g. `partial(SGD, lr=0.7, momentum=0.9, nesterov=True)`.
         merge: how the mean becomes the new anchor and where local parameters go on from.
         hash_every: syncs between two comparisons of the anchors' hash over all workers.
-        steps: of the whole run: a slow worker, for which one inner step counts more, must not overshoot its end.
+        steps: of the whole run, which a slow worker, whose inner steps count more, must not overshoot.
         guard: what a contribution must be like not to be left out.
         offload: where outer state stays between syncs.
 
     Raises:
-        Drift: anchors that must be equal are not (here already when workers start from different weights).
+        Drift: anchors that must be equal are not, as when workers start from different weights.
         PeerLost: workers died in a world that cannot go on without them.
     """
 
@@ -71,208 +63,149 @@ class OuterLoop:
         offload: Offload = Offload(),  # noqa: B008 (a frozen value)
     ) -> None:
         check_parts(fragments, schedule, compressor, transport, merge)
-        self.fragments, self.transport, self.merge = fragments, transport, merge
-        self.rounds = Rounds(schedule)
+        self.state = OuterState(fragments, schedule, outer_optimizer, merge, offload, transport.elastic)
+        self.transport, self.steps = transport, steps
         self.replicated = compressor.replicated and merge.replicated
         hash_every = hash_every if self.replicated else 0
         self.exchange = Exchange(compressor, transport, guard, not merge.replicated, hash_every, offload)
-        self.steps = steps
-        self._delayed = schedule.overlap_steps == schedule.local_steps
-        self.outer_optimizer = outer_optimizer(anchors(fragments))
-        self.offload = offload
-        for fragment in fragments:
-            offload.put_fragment(fragment, self.outer_optimizer)
-        self.inner_steps = 0
-        self.outer_steps = 0  # syncs sent so far, over all fragments
-        self.in_flight: dict[int, Sync] = {}
-        self.stage: Stage = "training"
-        self.changing = threading.Lock()  # held while anything that workers share changes
-        # as of the last finished sync
-        self.transport_state = transport.elastic.state_dict() if transport.elastic else {}
-        self.pace = Pace(schedule.local_steps)
+        self.local_steps = DynamicLocalSteps(schedule.local_steps)
         self._reports: list[SyncReport] = []
-        self._background = Background(fragments[0].device)
-        transport.join(self)
-        if self._background.submit(self._compare_anchors).result():
-            self._catch_up()
-        elif self.replicated_state:
-            self.replicated_state.apply()
-
-    @property
-    def replicated_state(self) -> ReplicatedState | None:
-        """What moves with the commits; None in a static world."""
-        return self.transport.elastic.replicated_state if self.transport.elastic else None
+        self._thread = CommunicationThread(fragments[0].device)
+        transport.join(self.state)
+        self._start()
 
     @torch.no_grad()
     def step(self) -> list[SyncReport]:
         """Count one inner step; begin and finish the syncs that are due. Returns a report per finished sync."""
-        for _ in range(self.pace.step(self.transport.now())):
-            if self.stage == "training" and self.inner_steps != self.steps:
-                self._advance(self.inner_steps + 1)
-        self.pace.resume(self.transport.now())
+        for _ in range(self.local_steps.end_step(self.transport.now())):
+            if self._may_advance:
+                self._advance(self.state.inner_steps + 1)
+        self.local_steps.start_step(self.transport.now())
         return self._take_reports()
 
     @torch.no_grad()
     def skip(self) -> list[SyncReport]:
         """Go on to the next sync without training: this worker has nothing to train on until then."""
         begins = False
-        while self.stage == "training" and self.inner_steps != self.steps and not begins:
-            begins = bool(self.rounds.begins(self.inner_steps + 1))
-            self._advance(self.inner_steps + 1)
-        self.pace.resume(self.transport.now())
+        while self._may_advance and not begins:
+            begins = bool(self.state.schedule.begins(self.state.inner_steps + 1))
+            self._advance(self.state.inner_steps + 1)
+        self.local_steps.start_step(self.transport.now())
         return self._take_reports()
-
-    def _advance(self, step: int) -> None:
-        """One step of the schedule. Nothing changes while this thread waits, so that others can take the state over."""
-        blocking, due = self.rounds.blocking(step), self.rounds.finishes(step)
-        if not blocking and not self._arrived(due):
-            return
-        with self.changing:
-            self.inner_steps = step
-            captured = [self._capture(index) for index in self.rounds.begins(step)]
-            if not blocking:
-                self._finish_all(due, captured)
-            self._send(captured)
-            if not blocking:
-                self._adapt()
-        if blocking and self._arrived(due):
-            with self.changing:
-                self._finish_all(due, plain=self.rounds.warm(step))
-                self._adapt()
 
     @torch.no_grad()
     def finish(self) -> list[SyncReport]:
         """End the run: finish what is in flight, then average once more, plainly, what was not captured yet.
 
         Afterwards the local parameters equal the anchors, unless a sync was refused. In an elastic world a worker may
-        find here that the others have not come to the end: `stage` is "training" then, and it should train on.
+        find here that the others have not come to the end: `state.phase` is "training" then, and it should train on.
         """
-        with self.changing:
-            self.stage = "landing" if self.stage == "training" else self.stage
-        while self.stage in ("landing", "last"):
-            due = sorted(self.in_flight, key=lambda index: self.in_flight[index].outer_step)
-            if not self._arrived(due):
+        state = self.state
+        with state.lock:
+            state.phase = "finishing" if state.phase == "training" else state.phase
+        while state.phase in ("finishing", "averaging"):
+            due = sorted(state.in_flight, key=lambda index: state.in_flight[index].outer_step)
+            if not self._arrive(due):
                 continue
-            with self.changing:
-                self._finish_all(due, plain=self.stage == "last", closing=self.stage == "landing")
-                if self.stage == "landing":
-                    rest = set(range(len(self.fragments))) - set(self.rounds.begins(self.inner_steps))
-                    self._send([self._capture(index) for index in sorted(rest)] if self.inner_steps else [])
-                self.stage = "last" if self.stage == "landing" else "finished"
+            with state.lock:
+                self._finish_due(due)
+                if state.phase == "averaging":
+                    state.phase = "finished"
+                else:
+                    rest = set(range(len(state.fragments))) - set(state.schedule.begins(state.inner_steps))
+                    self._send([state.capture(index) for index in sorted(rest)] if state.inner_steps else [])
+                    state.phase = "averaging"
         reports = self._take_reports()
-        if self.stage == "finished" and all(report.committed for report in reports):
-            for fragment in self.fragments:
-                for param, anchor in zip(fragment.params, fragment.anchor, strict=True):
-                    param.copy_(anchor)
+        if state.phase == "finished" and all(report.committed for report in reports):
+            state.adopt_anchors()
         return reports
 
     def close(self) -> None:
         """Let go of the peers, once what is in flight has arrived, and of the communication thread."""
-        if self.stage == "finished" and self.transport.elastic:
-            self._background.submit(self.transport.elastic.wait_for_the_others).result()
-        self._background.submit(self.transport.leave).result()
-        self._background.close()
+        if self.state.phase == "finished" and self.transport.elastic is not None:
+            self._thread.run(self.transport.elastic.wait_for_the_others)
+        self._thread.run(self.transport.leave)
+        self._thread.close()
 
     def anchor_hash(self) -> str:
-        """16 hexadecimal digits that differ when any bit of any anchor of this worker differs.
+        """Return 16 hexadecimal digits that differ when any bit of any anchor of this worker differs.
 
         Where a worker has several ranks, all of them make this call, after the same step and before `close`.
         """
-        if self.transport.limits.ranks_per_worker == 1:
-            return fingerprint(anchors(self.fragments)).hex()
-        job = partial(worker_fingerprint, self.fragments, self.transport.worker_group)
-        return (self._background.submit(job).result() if self._background.close.alive else job()).hex()
+        fragments, worker_group = self.state.fragments, self.transport.worker_group
+        if worker_group.size == 1 or not self._thread.close.alive:
+            return worker_fingerprint(fragments, worker_group).hex()
+        return self._thread.run(partial(worker_fingerprint, fragments, worker_group)).hex()
 
     def state_dict(self) -> dict[str, Any]:
-        """See `saved.saved_state`."""
-        return saved_state(self)
+        """Return all that the method remembers; the model's own parameters are yours to save."""
+        return self.state.state_dict()
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state: syncs that were in flight are sent again."""
-        self._arrived(sorted(self.in_flight))
-        again = restore(self, state_dict)
-        if self.replicated_state:
-            self.replicated_state.apply()
-        for sync in again:
+        self._arrive(sorted(self.state.in_flight))
+        for sync in self.state.load_state_dict(state_dict):
             self._dispatch(sync)
 
-    def shared_state(self, wait_seconds: float) -> State:
-        """See `catch_up.shared_state`."""
-        return shared_state(self, wait_seconds)
+    @property
+    def _may_advance(self) -> bool:
+        return self.state.phase == "training" and self.state.inner_steps != self.steps
 
-    def _catch_up(self) -> None:
-        """Take over the others' state, up to where the next sync begins."""
-        for sync in self.in_flight.values():
-            assert sync.outcome is not None
-            sync.outcome.result()
-        assert self.transport.elastic is not None
-        state = self._background.submit(partial(self.transport.elastic.catch_up, most_bytes(self.fragments))).result()
-        with self.changing:
-            for sync in adopt(self, state):
-                self._dispatch(sync)
-        if self.stage != "training":
+    def _start(self) -> None:
+        """Refuse to start from different weights; catch up where the others have started already."""
+        try:
+            self._thread.run(self._compare_anchors)
+        except Behind:
+            self._catch_up()
+        else:
+            self.state.apply_proposals()
+
+    def _compare_anchors(self) -> None:
+        peers = self.transport.quorum(0, self.state.propose(len(self.state.fragments) - 1))
+        self.transport.commit(peers, True, fingerprint(anchors(self.state.fragments)))
+
+    def _advance(self, step: int) -> None:
+        """Take one step of the schedule. Nothing changes while this thread waits, so others can copy the state then."""
+        schedule = self.state.schedule
+        blocking, due = schedule.blocking(step), schedule.finishes(step)
+        if not (blocking or self._arrive(due)):
             return
-        due = sorted(self.in_flight) if self.rounds.blocking(self.inner_steps) else []
-        if self._arrived(due):
-            with self.changing:
-                self._finish_all(due, plain=self.rounds.warm(self.inner_steps))
+        with self.state.lock:
+            self.state.inner_steps = step
+            captured = [self.state.capture(index) for index in schedule.begins(step)]
+            if not blocking:
+                self._finish_due(due, captured)
+            self._send(captured)
+            if not blocking:
                 self._adapt()
-        while not self.rounds.begins(self.inner_steps + 1) and self.inner_steps != self.steps:
-            self._advance(self.inner_steps + 1)
+        if blocking:
+            self._finish_blocking(due)
 
-    def _capture(self, index: int) -> Sync:
-        fragment = self.fragments[index]
-        own = pseudo_gradient(fragment, self.offload)
-        before = self.in_flight.get(index)
-        if before and self.merge.keeps_progress and not before.detached:  # on its way already: do not count it twice
-            torch._foreach_sub_(own, self.offload.get(before.own, fragment.device))
-        detached = self._delayed and not self.merge.keeps_progress and not self.rounds.warm(self.inner_steps)
-        replicated_state = self.replicated_state if index == len(self.fragments) - 1 else None  # it moves once a round
-        return Sync(
-            index, own, detached, replicated_state.propose() if replicated_state else None, averaged_buffers(fragment)
-        )
+    def _finish_blocking(self, due: list[int]) -> None:
+        if self._arrive(due):
+            with self.state.lock:
+                self._finish_due(due)
+                self._adapt()
 
     def _send(self, captured: list[Sync]) -> None:
+        """Number the syncs, and hand them to the communication thread."""
         for sync in captured:
-            sync.outer_step = self.outer_steps
-            self.outer_steps += 1
+            sync.outer_step = self.state.outer_steps
+            self.state.outer_steps += 1
             self._dispatch(sync)
 
     def _dispatch(self, sync: Sync) -> None:
-        fragment = self.fragments[sync.fragment]
+        fragment = self.state.fragments[sync.fragment]
         job = partial(self.exchange.run, sync, fragment, fragment.state, self.transport.now())
-        sync.outcome = self._background.submit(job)
-        self.in_flight[sync.fragment] = sync
+        sync.outcome = self._thread.submit(job)
+        self.state.in_flight[sync.fragment] = sync
 
-    def _finish_all(
-        self, indices: list[int], captured: Sequence[Sync] = (), plain: bool = False, closing: bool = False
-    ) -> None:
-        """Apply the syncs of these fragments, which have arrived; `captured` is what is sent next. See `apply`."""
-        for index in indices:
-            newer = next((sync for sync in captured if sync.fragment == index), None)
-            fragment, sync = self.fragments[index], self.in_flight.pop(index, None)
-            outcome = self._take(sync) if sync else self._empty(fragment)
-            self.transport_state = outcome.transport
-            if self.replicated_state and index == len(self.fragments) - 1:
-                self.replicated_state.apply()
-            if sync and not outcome.report.committed:
-                refuse(fragment, sync, newer, self.offload)
-            else:
-                self.rounds.message_fraction = outcome.report.message_fraction
-                parts = (self.merge, self.outer_optimizer, newer, plain, closing, self.offload)
-                apply(fragment, sync, outcome, *parts)
-            if sync and sync.left_out:
-                start_over(self.fragments, [*self.in_flight.values(), *captured])
-                if self.replicated_state:
-                    self.replicated_state.roll_back()
-
-    def _arrived(self, indices: list[int]) -> bool:
+    def _arrive(self, indices: list[int]) -> bool:
         """Wait for these fragments' syncs; False when the others had gone on and this worker took over their state."""
-        for sync in [self.in_flight[index] for index in indices if index in self.in_flight]:
-            assert sync.outcome is not None
+        for sync in [self.state.in_flight[index] for index in indices if index in self.state.in_flight]:
             before = self.transport.now()
-            outcome = sync.outcome.result()
+            outcome = sync.result
             self.transport.wait_until(outcome.end)
             sync.waited_seconds = self.transport.now() - before
             if outcome.behind:
@@ -281,37 +214,43 @@ class OuterLoop:
                 return False
         return True
 
-    def _adapt(self) -> None:
-        """Where a round begins now: how long it is to be."""
-        self.rounds.adapt(self.inner_steps)
-        self.pace.local_steps = self.rounds.schedule.local_steps
+    def _finish_due(self, indices: list[int], captured: Sequence[Sync] = ()) -> None:
+        """Finish the syncs of these fragments, which have arrived; `captured` is what is sent next."""
+        for index in indices:
+            sync = self.state.in_flight.get(index)
+            outcome = self._report(sync) if sync else self.state.empty_outcome(index, self.transport.num_workers)
+            self.state.finish(index, outcome, captured)
 
-    def _take(self, sync: Sync) -> Outcome:
-        """The outcome of a sync that has arrived, reported."""
-        assert sync.outcome is not None
-        outcome = sync.outcome.result()
+    def _report(self, sync: Sync) -> Outcome:
+        """Return the outcome of a sync that has arrived, reported."""
+        outcome = sync.result
         hand_over([*outcome.mean, *outcome.message])
-        hidden_seconds = max(0.0, outcome.report.seconds - sync.waited_seconds)
-        self._reports.append(replace(outcome.report, hidden_seconds=hidden_seconds))
-        if self.transport.elastic:
-            self.transport.elastic.report_speed(self.pace.steps_per_second)
-        self.pace.adopt(outcome.relative_speed)
+        self._reports.append(sync.report)
+        if (elastic := self.transport.elastic) is not None:
+            elastic.report_speed(self.local_steps.steps_per_second)
+        self.local_steps.adapt(outcome.relative_speed)
         return outcome
 
-    def _empty(self, fragment: Fragment) -> Outcome:
-        """The sync before the first one: nobody had anything to send."""
-        share, now = 1 / self.transport.num_workers, self.transport.now()
-        return Outcome.without_own(fragment, zeros(fragment), share, self.transport_state, now)
+    def _adapt(self) -> None:
+        """Where a round begins now, choose its length."""
+        self.state.schedule.adapt(self.state.inner_steps)
+        self.local_steps.local_steps = self.state.schedule.schedule.local_steps
 
-    def _compare_anchors(self) -> bool:
-        """Refuse to start from different weights; True when the others have started already."""
-        try:
-            replicated_state = self.replicated_state
-            peers = self.transport.quorum(0, replicated_state.propose() if replicated_state else None)
-            self.transport.commit(peers, True, fingerprint(anchors(self.fragments)))
-        except Behind:
-            return True
-        return False
+    def _catch_up(self) -> None:
+        """Take over the others' state, up to where the next sync begins."""
+        state, elastic = self.state, self.transport.elastic
+        assert elastic is not None, "in a static world nobody is ever behind"
+        for sync in state.in_flight.values():
+            sync.result  # noqa: B018 (waits: the communication thread must be done with all of them)
+        shared = self._thread.run(partial(elastic.catch_up, state.max_snapshot_bytes))
+        with state.lock:
+            for sync in state.adopt(shared, self.transport.now()):
+                self._dispatch(sync)
+        if state.phase != "training":
+            return
+        self._finish_blocking(sorted(state.in_flight) if state.schedule.blocking(state.inner_steps) else [])
+        while not state.schedule.begins(state.inner_steps + 1) and state.inner_steps != self.steps:
+            self._advance(state.inner_steps + 1)
 
     def _take_reports(self) -> list[SyncReport]:
         reports, self._reports = self._reports, []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from isthmus.outer.rounds import Rounds
+from isthmus.outer.adaptive_schedule import AdaptiveSchedule
 from isthmus.tools.record import Record
 
 
@@ -50,14 +50,14 @@ def _steps_of_sending(record: Record) -> dict[int, int]:
     """{number of a sync: inner step after which it was sent}, for those that the schedule sends."""
     if record.schedule is None:
         return {}
-    rounds, sends = Rounds(record.schedule), list[int]()
+    schedule, sends = AdaptiveSchedule(record.schedule), list[int]()
     message_fractions = {
         event["step"]: event.get("message_fraction", event.get("effort", 1.0))
         for event in record.of("sync")
         if event["committed"]
     }
     for step in range(1, record.steps + 1):
-        rounds.message_fraction = message_fractions.get(step, rounds.message_fraction)
-        sends += [step] * len(rounds.begins(step))
-        rounds.adapt(step)
+        schedule.message_fraction = message_fractions.get(step, schedule.message_fraction)
+        sends += [step] * len(schedule.begins(step))
+        schedule.adapt(step)
     return dict(enumerate(sends))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from isthmus.core import State, UserError
-from isthmus.outer import OuterLoop
+from isthmus.outer import OuterLoop, with_present_names
 from isthmus.parallel import Mesh
 from isthmus.parallel.state import Part, Stored, assemble, named_tensors
 from isthmus.train.checkpoint import Checkpoints
@@ -32,7 +32,7 @@ class Holding:
     @classmethod
     def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, method: OuterLoop | DataParallel) -> Holding:
         """This rank's."""
-        fragments = method.fragments if isinstance(method, OuterLoop) else []
+        fragments = method.state.fragments if isinstance(method, OuterLoop) else []
         parts = {name: Part.of(tensor) for name, tensor in named_tensors(model).items()}
         names = {param: name for name, param in model.named_parameters()}
         order = [names[param] for group in optimizer.param_groups for param in group["params"]]
@@ -78,9 +78,9 @@ def load_resharded(
     if there.division == checkpoints.mesh.division:
         return checkpoints.load(step)
     assert isinstance(method, OuterLoop)  # without one a worker has one rank
-    check_fragments(len(method.fragments), there, checkpoints.mesh)
+    check_fragments(len(method.state.fragments), there, checkpoints.mesh)
     moved = Resharding(checkpoints.load_ranks(step), Holding.of(model, optimizer, method))
-    state = moved.state(checkpoints.rank, optimizer.state_dict(), method.outer_optimizer.state_dict())
+    state = moved.state(checkpoints.rank, optimizer.state_dict(), method.state.outer_optimizer.state_dict())
     if checkpoints.worker == checkpoints.rank == 0:
         anew = ", ".join(["random numbers", *(f"compressor memory {path!r}" for path in sorted(moved.forgotten))])
         _LOGGER.info("resuming a checkpoint of %s on %s; begin anew: %s", there, checkpoints.mesh, anew)
@@ -123,7 +123,8 @@ class Resharding:
             outer: the state of its new outer optimizer.
         """
         first, models = self.ranks[0], [saved["model"] for saved in self.ranks]
-        inner_steps, methods = ([saved[key] for saved in self.ranks] for key in ("inner_step", "method"))
+        inner_steps = [saved["inner_step"] for saved in self.ranks]
+        methods = [with_present_names(saved["method"]) for saved in self.ranks]
         orders = [holding.optimizer for holding in self.there]
         optimizers = [saved["optimizer"] for saved in inner_steps]
         return {
@@ -154,7 +155,9 @@ class Resharding:
             "in_flight": [
                 {
                     **sync,
-                    "own": self._cut_all(sync["fragment"], [saved["in_flight"][i]["own"] for saved in methods]),
+                    "pseudo_gradient": self._cut_all(
+                        sync["fragment"], [saved["in_flight"][i]["pseudo_gradient"] for saved in methods]
+                    ),
                     "buffers": [stored[...] for stored in sync.get("buffers", [])],  # no rank has only a part
                 }
                 for i, sync in enumerate(first["in_flight"])

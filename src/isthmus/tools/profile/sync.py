@@ -86,7 +86,7 @@ def measure_syncs(config: RunConfig, model: nn.Module, train: Callable[[], Any])
         watch.seconds, begin = 0.0, time.perf_counter()
         for _ in range(P):
             loop.step()
-        for sync in loop.in_flight.values():  # with a full delay
+        for sync in loop.state.in_flight.values():  # with a full delay
             assert sync.outcome is not None
             sync.outcome.result()
         drain()

@@ -9,11 +9,11 @@ import weakref
 import pytest
 import torch
 
-from isthmus.outer.background import Background
+from isthmus.outer.communication_thread import CommunicationThread
 
 
 def test_jobs_run_one_after_the_other_and_hand_over_results_and_errors() -> None:
-    background, seen = Background(), []
+    background, seen = CommunicationThread(), []
 
     def slow() -> str:
         time.sleep(0.05)
@@ -32,7 +32,7 @@ def test_jobs_run_one_after_the_other_and_hand_over_results_and_errors() -> None
 
 
 def test_the_thread_keeps_nothing_of_a_finished_job_alive() -> None:
-    background = Background()
+    background = CommunicationThread()
     result = background.submit(lambda: torch.ones(3)).result()
     gone = weakref.ref(result)
     del result
@@ -46,7 +46,7 @@ def test_the_thread_keeps_nothing_of_a_finished_job_alive() -> None:
 
 def test_a_program_that_forgets_to_close_ends_cleanly_in_the_middle_of_a_job() -> None:
     code = (
-        "import torch; from isthmus.outer.background import Background; b = Background();"
+        "import torch; from isthmus.outer.communication_thread import CommunicationThread; b = CommunicationThread();"
         "b.submit(lambda: [torch.randn(300, 300) @ torch.randn(300, 300) for _ in range(40)])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

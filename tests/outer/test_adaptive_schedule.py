@@ -1,4 +1,4 @@
-"""Rounds whose length follows the compressor's message_fraction."""
+"""AdaptiveSchedule whose length follows the compressor's message_fraction."""
 
 from __future__ import annotations
 
@@ -11,46 +11,48 @@ from tests.toy import Lazy, averaging, toy_run
 
 from isthmus.core import SyncSchedule
 from isthmus.outer import KeepProgress, Replace
-from isthmus.outer.rounds import Rounds
+from isthmus.outer.adaptive_schedule import AdaptiveSchedule
 
 
-def boundaries(rounds: Rounds, until: int, message_fractions: dict[int, float]) -> tuple[list[int], list[int]]:
+def boundaries(
+    schedule: AdaptiveSchedule, until: int, message_fractions: dict[int, float]
+) -> tuple[list[int], list[int]]:
     """Steps at which something begins and finishes, with message_fractions that are known from some step on."""
     begins, finishes = [], []
     for step in range(1, until + 1):
-        rounds.message_fraction = message_fractions.get(step, rounds.message_fraction)
-        finishes += [step] * bool(rounds.finishes(step))
-        begins += [step] * bool(rounds.begins(step))
-        rounds.adapt(step)
+        schedule.message_fraction = message_fractions.get(step, schedule.message_fraction)
+        finishes += [step] * bool(schedule.finishes(step))
+        begins += [step] * bool(schedule.begins(step))
+        schedule.adapt(step)
     return begins, finishes
 
 
-def test_a_round_is_as_long_as_the_effort_of_the_one_before_is_large() -> None:
-    rounds = Rounds(SyncSchedule(8, warm_start_steps=2))
-    assert boundaries(rounds, 40, {10: 0.5, 22: 0.26, 26: 1.0})[0] == [1, 2, 10, 14, 18, 22, 24, 26, 34]
+def test_a_round_is_as_long_as_the_message_fraction_of_the_one_before_is_large() -> None:
+    schedule = AdaptiveSchedule(SyncSchedule(8, warm_start_steps=2))
+    assert boundaries(schedule, 40, {10: 0.5, 22: 0.26, 26: 1.0})[0] == [1, 2, 10, 14, 18, 22, 24, 26, 34]
 
 
 def test_with_a_full_delay_what_begins_at_a_boundary_lands_at_the_next() -> None:
-    rounds = Rounds(SyncSchedule(8, overlap_steps=8))
-    begins, finishes = boundaries(rounds, 30, {8: 0.5, 20: 0.75})
+    schedule = AdaptiveSchedule(SyncSchedule(8, overlap_steps=8))
+    begins, finishes = boundaries(schedule, 30, {8: 0.5, 20: 0.75})
     assert begins == finishes == [8, 12, 16, 20, 26]
 
 
 def test_with_a_short_overlap_the_next_boundary_decides() -> None:
-    rounds = Rounds(SyncSchedule(8, overlap_steps=3))
-    assert boundaries(rounds, 27, {11: 0.5}) == ([8, 16, 20, 24], [11, 19, 23, 27])
+    schedule = AdaptiveSchedule(SyncSchedule(8, overlap_steps=3))
+    assert boundaries(schedule, 27, {11: 0.5}) == ([8, 16, 20, 24], [11, 19, 23, 27])
 
 
 def test_fragments_keep_their_rounds() -> None:
     planned = SyncSchedule(8, num_fragments=4)
-    changed = boundaries(Rounds(planned), 40, {8: 0.5})
-    assert changed == boundaries(Rounds(planned), 40, {})
+    changed = boundaries(AdaptiveSchedule(planned), 40, {8: 0.5})
+    assert changed == boundaries(AdaptiveSchedule(planned), 40, {})
 
 
 @pytest.mark.parametrize("stop", [9, 12, 15])
 def test_a_saved_round_goes_on(stop: int) -> None:
     planned = SyncSchedule(8, overlap_steps=8)
-    whole, first, second = Rounds(planned), Rounds(planned), Rounds(planned)
+    whole, first, second = AdaptiveSchedule(planned), AdaptiveSchedule(planned), AdaptiveSchedule(planned)
     expected = boundaries(whole, 40, {8: 0.5})
     begun = boundaries(first, stop, {8: 0.5})
     second.load_state_dict(first.state_dict())
@@ -80,4 +82,4 @@ def test_the_outer_loop_syncs_more_often_and_loses_nothing(schedule, merge) -> N
         assert len(worker.reports) > 40 / 8 + 5
         assert torch.equal(worker.params, worker.anchor)
         assert torch.equal(worker.anchor, workers[0].anchor)
-        assert worker.loop.rounds.schedule.local_steps == 2
+        assert worker.loop.schedule.schedule.local_steps == 2

@@ -19,7 +19,7 @@ Jobs = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any], torch.Event | Non
 _PATIENCE_SECONDS = 10.0  # how long the end of the program waits for a job that is still running
 
 
-class Background:
+class CommunicationThread:
     """Runs jobs one after the other on a thread of its own, which ends with this object or with the program.
 
     Args:
@@ -39,6 +39,10 @@ class Background:
         future: Future[Result] = Future()
         self._jobs.put((future, job, self._side.mark()))
         return future
+
+    def run(self, job: Callable[[], Result]) -> Result:
+        """Run a job after those that are queued, and wait for its result."""
+        return self.submit(job).result()
 
 
 def _end(jobs: Jobs, thread: threading.Thread) -> None:

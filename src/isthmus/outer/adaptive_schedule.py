@@ -1,4 +1,4 @@
-"""When the rounds of a run begin and end, where their length follows what is worth sending."""
+"""A schedule of syncs whose round length follows what is worth sending."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from isthmus.core.types import State
 
 
 @dataclass
-class Rounds:
+class AdaptiveSchedule:
     """A schedule whose H may change between two rounds (DiLoCoX, arXiv 2506.21263: H_t = H_1 r_t / r_1).
 
     Steps are those of the run. As the rank, and with it the message, shrinks, rounds become shorter in proportion: the
@@ -17,39 +17,40 @@ class Rounds:
 
     Attributes:
         planned: the schedule as configured; holds until the first change.
-        message_fraction: of the last committed sync: what its messages took of the largest.
+        message_fraction: size of the messages of the last committed sync over that of the largest.
+        schedule: of the present round.
     """
 
     planned: SyncSchedule
     message_fraction: float = 1.0
-    schedule: SyncSchedule = field(init=False)  # of the present round
-    _offset: int = 0  # of its steps against the run's
+    schedule: SyncSchedule = field(init=False)
+    _offset: int = 0  # steps of the run minus steps of the present round's schedule
 
     def __post_init__(self) -> None:
         self.schedule = self.planned
 
     def begins(self, step: int) -> list[int]:
-        """See `SyncSchedule.begins`."""
+        """Return the fragments that are sent after a step of the run, as `SyncSchedule.begins` does."""
         return self.schedule.begins(step - self._offset)
 
     def finishes(self, step: int) -> list[int]:
-        """See `SyncSchedule.finishes`."""
+        """Return the fragments whose sync is due after a step of the run, as `SyncSchedule.finishes` does."""
         return self.schedule.finishes(step - self._offset)
 
     def blocking(self, step: int) -> bool:
-        """See `SyncSchedule.blocking`."""
+        """Whether what begins after a step of the run must also finish there."""
         return self.schedule.blocking(step - self._offset)
 
     def warm(self, step: int) -> bool:
-        """See `SyncSchedule.warm`."""
+        """Whether a step of the run belongs to the synchronous start."""
         return self.schedule.warm(step - self._offset)
 
-    def num_steps(self, step: int) -> int:
-        """Of the round that is finished at `step`."""
+    def round_steps(self, step: int) -> int:
+        """Return the length of the round that is finished at `step`."""
         return self.planned.warm_start_every if self.warm(step) else self.schedule.local_steps
 
     def adapt(self, step: int) -> None:
-        """Where a round begins after `step`: it is as long as the message_fraction is large."""
+        """Where a round begins after `step`, make it as long as the messages are large."""
         local_steps = max(1, round(self.planned.local_steps * self.message_fraction))
         fixed = self.planned.num_fragments > 1 or local_steps == self.schedule.local_steps
         if fixed or self.warm(step) or not self.begins(step):
@@ -60,7 +61,7 @@ class Rounds:
         self._offset = step - self.planned.warm_start_steps - local_steps
 
     def state_dict(self) -> State:
-        """The present round's."""
+        """Return where the present round stands."""
         return {
             "local_steps": self.schedule.local_steps,
             "overlap_steps": self.schedule.overlap_steps,
@@ -69,7 +70,7 @@ class Rounds:
         }
 
     def load_state_dict(self, state_dict: State) -> None:
-        """Stand where a saved state stands."""
+        """Go on from where a saved state stands."""
         steps = {name: state_dict[name] for name in ("local_steps", "overlap_steps")}
         self.schedule = replace(self.planned, **steps)
         self._offset, self.message_fraction = state_dict["offset"], state_dict["message_fraction"]

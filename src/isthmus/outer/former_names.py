@@ -1,0 +1,22 @@
+"""States that version 0.1.0 saved, under the names that they have today."""
+
+from __future__ import annotations
+
+from isthmus.core.types import State
+
+_TOP = {"rounds": "schedule", "transport": "elastic"}
+_SCHEDULE = {"effort": "message_fraction"}
+_ELASTIC = {"rider": "replicated_state"}
+_SYNC = {"own": "pseudo_gradient", "detached": "params_reset", "claim": "proposal"}
+
+
+def with_present_names(state: State) -> State:
+    """Return the state dict of an outer loop with today's keys, whichever version wrote it."""
+    state = _renamed(state, _TOP)
+    for key, names in (("schedule", _SCHEDULE), ("elastic", _ELASTIC)):
+        state[key] = _renamed(state.get(key, {}), names)
+    return state | {"in_flight": [_renamed(sync, _SYNC) for sync in state.get("in_flight", [])]}
+
+
+def _renamed(state: State, names: dict[str, str]) -> State:
+    return {names.get(key, key): value for key, value in state.items()}

@@ -1,0 +1,162 @@
+"""What one sync carries: captured on the training thread, averaged on the communication thread, then finished."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from isthmus.core.fragment import Fragment
+from isthmus.core.streams import hand_over
+from isthmus.core.types import State, SyncReport, Tensors
+from isthmus.outer.offload import Offload
+
+
+@dataclass
+class Sync:
+    """One fragment's round, from capture to finish.
+
+    Attributes:
+        fragment: index of the fragment.
+        pseudo_gradient: this worker's, float32, in the shapes of the fragment's parameters.
+        params_reset: the local parameters became the anchor after the capture, so they no longer hold this progress.
+        proposal: of this worker's replicated state, made at the capture; None where the sync does not move it.
+        buffers: float32 copies of the buffers that are averaged.
+        excluded: the guard left this worker's contribution out, and nothing of it is kept.
+        outer_step: number of the sync, given when it is sent.
+        outcome: what the communication thread brings back.
+        waited_seconds: how long the training thread waited for the outcome.
+        has_peers: a quorum was formed, and the collectives are not done yet.
+    """
+
+    fragment: int
+    pseudo_gradient: Tensors
+    params_reset: bool
+    proposal: Any = None
+    buffers: Tensors = field(default_factory=list)
+    excluded: bool = False
+    outer_step: int = -1
+    outcome: Future[Outcome] | None = field(default=None, repr=False)
+    waited_seconds: float = 0.0
+    has_peers: bool = False
+
+    @property
+    def result(self) -> Outcome:
+        """The outcome; waits until it is there."""
+        assert self.outcome is not None, "the sync was not sent"
+        return self.outcome.result()
+
+    @property
+    def report(self) -> SyncReport:
+        """The report of the outcome, with the seconds during which training went on."""
+        report = self.result.report
+        return replace(report, hidden_seconds=max(0.0, report.seconds - self.waited_seconds))
+
+    @property
+    def arrived(self) -> bool:
+        """Whether the outcome is there."""
+        return self.outcome is not None and self.outcome.done()
+
+    def shared(self, elastic_state: State, message_fraction: float) -> State:
+        """Return what a worker that joins may know of this sync.
+
+        Args:
+            elastic_state: what the elastic world remembers after it, as far as that is decided.
+            message_fraction: of the last finished sync, for one that is undecided.
+        """
+        shared = {"fragment": self.fragment, "outer_step": self.outer_step, "elastic": elastic_state}
+        if not self.arrived:
+            return shared | {"arrived": False, "mean": [], "buffers": [], "message_fraction": message_fraction}
+        outcome, fraction = self.result, self.result.report.message_fraction
+        hand_over(outcome.mean)
+        return shared | {
+            "arrived": True,
+            "mean": outcome.mean,
+            "buffers": outcome.buffers,
+            "message_fraction": fraction,
+        }
+
+    @classmethod
+    def from_shared(cls, state: State, fragment: Fragment, now: float) -> Sync:
+        """Return a sync of the others, to which this worker gave nothing; sent again unless it has arrived."""
+        nothing = [torch.zeros_like(param, dtype=torch.float32) for param in fragment.params]
+        sync = cls(
+            state["fragment"], nothing, False, buffers=averaged_buffers(fragment), outer_step=state["outer_step"]
+        )
+        if state["arrived"]:
+            parts = (state["mean"], 0.0, state["elastic"], now, sync.outer_step, state["message_fraction"])
+            outcome = without_contribution(fragment, *parts)
+            outcome.buffers, sync.outcome = state["buffers"], Future()
+            sync.outcome.set_result(outcome)
+        return sync
+
+
+@dataclass
+class Outcome:
+    """What the communication thread brings back.
+
+    Attributes:
+        report: what the sync did.
+        mean: mean pseudo-gradient; empty when the sync was refused.
+        message: this worker's pseudo-gradient as the others decoded it; uncompressed where the merge does not ask.
+        compressor_state: the compressor's memory after this sync.
+        weight: this worker's share in the mean.
+        end: the transport's time at which the sync was decided.
+        elastic_state: what an elastic world remembers after this sync; empty in a static one.
+        undecided: this worker could not see whether the others committed.
+        behind: the others have committed without this worker.
+        relative_speed: this worker's share of the fastest worker's speed, in (0, 1].
+        final: trying again is useless.
+        buffers: means of the buffers that are averaged.
+    """
+
+    report: SyncReport
+    mean: Tensors
+    message: Tensors
+    compressor_state: State
+    weight: float
+    end: float
+    elastic_state: State
+    undecided: bool = False
+    behind: bool = False
+    relative_speed: float = 1.0
+    final: bool = False
+    buffers: Tensors = field(default_factory=list)
+
+
+def without_contribution(
+    fragment: Fragment,
+    mean: Tensors,
+    weight: float,
+    elastic_state: State,
+    now: float,
+    step: int = -1,
+    message_fraction: float = 1.0,
+) -> Outcome:
+    """Return the outcome of a sync to which this worker gave nothing; without a `mean` the others refused it."""
+    reason = "" if mean else "the other workers refused this sync before this worker joined"
+    report = SyncReport(step, fragment.name, bool(mean), 0, 0, 0, 0.0, 0.0, 0.0, 0.0, message_fraction, reason)
+    return Outcome(report, mean, zeros(fragment), fragment.state, weight, now, elastic_state)
+
+
+def pseudo_gradient(fragment: Fragment, offload: Offload) -> Tensors:
+    """Return anchor - parameters, float32, beside the parameters."""
+    pairs = zip(fragment.anchor, fragment.params, strict=True)
+    return [offload.get(anchor.detach(), fragment.device) - param.float() for anchor, param in pairs]
+
+
+def averaged_buffers(fragment: Fragment) -> Tensors:
+    """Return float32 copies of the buffers that are averaged."""
+    return [buffer.detach().to(torch.float32, copy=True) for buffer in fragment.averaged]
+
+
+def zeros(fragment: Fragment) -> Tensors:
+    """Return zeros in the shapes of the fragment, which take no memory."""
+    return [torch.zeros((), device=param.device).expand(param.shape) for param in fragment.params]
+
+
+def copy_dicts(state: State) -> State:
+    """Return a copy of nested dicts that shares their tensors."""
+    return {key: copy_dicts(value) if isinstance(value, dict) else value for key, value in state.items()}

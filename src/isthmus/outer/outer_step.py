@@ -1,0 +1,88 @@
+"""The outer step of a committed sync: the anchor moves, and the local parameters go on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from isthmus.compress.base import is_finite
+from isthmus.core.fragment import Fragment
+from isthmus.core.types import Tensors
+from isthmus.outer.in_flight import Outcome, Sync, zeros
+from isthmus.outer.merge import KeepProgress, Merge, Replace
+from isthmus.outer.offload import Offload
+
+
+@dataclass(frozen=True)
+class OuterStep:
+    """How one fragment takes its outer step.
+
+    Attributes:
+        merge: the method's rule.
+        optimizer: of all anchors.
+        offload: where outer state is, before and after.
+    """
+
+    merge: Merge
+    optimizer: torch.optim.Optimizer
+    offload: Offload
+
+    def take(
+        self, fragment: Fragment, sync: Sync | None, outcome: Outcome, newer: Sync | None, plain: bool, closing: bool
+    ) -> None:
+        """Move the anchor by the mean, then let the local parameters go on by the merge rule.
+
+        Args:
+            fragment: the sync's.
+            sync: what was sent; None for the empty sync before the first one (full delay).
+            outcome: what came back.
+            newer: what was captured of the fragment just now (full delay).
+            plain: the anchor becomes the plain mean, without learning rate or momentum, and replaces the local values.
+            closing: the run ends: progress since the capture stays in the local parameters, to be sent on its own.
+        """
+        excluded = sync is not None and sync.excluded
+        rule: Merge = Replace() if plain or excluded else self.merge
+        with self.offload.fetched(fragment, self.optimizer):
+            gradients = list(self._outer_gradients(rule, fragment, outcome, _own_now(fragment, newer, closing)))
+            rule = KeepProgress() if closing and not (plain or excluded) else rule
+            then = fragment.params
+            if rule.keeps_progress:
+                held = sync is not None and not sync.params_reset
+                left = self.offload.get(sync.pseudo_gradient, fragment.device) if sync and held else zeros(fragment)
+                then = [anchor.detach() - own for anchor, own in zip(fragment.anchor, left, strict=True)]
+            self._move_anchor(fragment, gradients, plain)
+            for param, before, anchor in zip(fragment.params, then, fragment.anchor, strict=True):
+                param.copy_(rule.resume(param.float(), before, anchor.detach()))
+        for buffer, value in zip(fragment.averaged, outcome.buffers, strict=False):  # no values without a sync
+            buffer.copy_(value)
+        if sync:
+            fragment.state = outcome.compressor_state
+            fragment.version += 1
+
+    def _outer_gradients(
+        self, rule: Merge, fragment: Fragment, outcome: Outcome, own_now: Iterator[torch.Tensor]
+    ) -> Iterator[torch.Tensor]:
+        for now, *offloaded in zip(own_now, outcome.mean, outcome.message, strict=True):
+            mean, own_then = self.offload.get(offloaded, fragment.device)
+            if not rule.replicated and not is_finite(now):
+                now = own_then  # what went wrong since the capture must not reach a private anchor
+            yield rule.outer_gradient(mean, own_then, now, outcome.weight)
+
+    def _move_anchor(self, fragment: Fragment, gradients: Tensors, plain: bool) -> None:
+        if plain:
+            torch._foreach_sub_([anchor.detach() for anchor in fragment.anchor], gradients)
+            return
+        for anchor, gradient in zip(fragment.anchor, gradients, strict=True):
+            anchor.grad = gradient
+        self.optimizer.step()  # skips the anchors of other fragments: they have no gradient
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def _own_now(fragment: Fragment, newer: Sync | None, closing: bool) -> Iterator[torch.Tensor]:
+    """Yield this worker's pseudo-gradient of today, one tensor at a time."""
+    if newer or closing:
+        yield from newer.pseudo_gradient if newer else zeros(fragment)
+    else:
+        yield from (a.detach() - p.float() for a, p in zip(fragment.anchor, fragment.params, strict=True))

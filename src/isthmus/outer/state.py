@@ -1,0 +1,313 @@
+"""All that the method remembers, and what a decided sync changes of it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from isthmus.core.fragment import Fragment
+from isthmus.core.schedule import SyncSchedule
+from isthmus.core.types import State, Tensors
+from isthmus.outer.adaptive_schedule import AdaptiveSchedule
+from isthmus.outer.anchor import anchors
+from isthmus.outer.former_names import with_present_names
+from isthmus.outer.in_flight import (
+    Outcome,
+    Sync,
+    averaged_buffers,
+    copy_dicts,
+    pseudo_gradient,
+    without_contribution,
+    zeros,
+)
+from isthmus.outer.merge import Merge
+from isthmus.outer.offload import Offload
+from isthmus.outer.outer_step import OuterStep
+from isthmus.transport.base import ElasticPart, ReplicatedState, TransportError
+
+Phase = Literal["training", "finishing", "averaging", "finished"]
+OuterOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+_POLL_SECONDS = 0.01
+_PATIENCE_SECONDS = 1.0  # a sync that finds no peers for so long may wait for the very worker that asks for the state
+_MAX_COPIES = 6  # anchors, outer optimizer, means in flight: what a snapshot may hold of a model
+_MAX_OTHER_BYTES = 2**26
+_SAVED_OF_SYNC = ("fragment", "pseudo_gradient", "params_reset", "proposal", "buffers", "outer_step")
+
+
+class OuterState:
+    """Fragments with their anchors, the outer optimizer, syncs in flight and counters: all that a checkpoint holds.
+
+    The training thread alone changes it, and holds `lock` meanwhile, so that any other thread can copy it for a worker
+    that joins (`shared_state`).
+
+    Args:
+        fragments: the model's fragments.
+        schedule: when each of them is sent and finished.
+        outer_optimizer: makes the optimizer of all anchors.
+        merge: how the mean becomes the new anchor, and where local parameters go on from.
+        offload: where outer state stays between syncs.
+        elastic: the part of the transport that an elastic world has.
+
+    Attributes:
+        inner_steps: steps of the schedule taken.
+        outer_steps: syncs sent, over all fragments.
+        phase: "training", then at the end of the run "finishing" what is in flight, "averaging" the rest, "finished".
+        in_flight: by the index of its fragment.
+        elastic_state: what an elastic world remembered after the last finished sync; empty in a static world.
+    """
+
+    def __init__(
+        self,
+        fragments: list[Fragment],
+        schedule: SyncSchedule,
+        outer_optimizer: OuterOptimizer,
+        merge: Merge,
+        offload: Offload,
+        elastic: ElasticPart | None = None,
+    ) -> None:
+        self.fragments, self.merge, self.offload, self.elastic = fragments, merge, offload, elastic
+        self.schedule = AdaptiveSchedule(schedule)
+        self.outer_optimizer = outer_optimizer(anchors(fragments))
+        self._outer_step = OuterStep(merge, self.outer_optimizer, offload)
+        for fragment in fragments:
+            offload.put_fragment(fragment, self.outer_optimizer)
+        self.inner_steps = self.outer_steps = 0
+        self.phase: Phase = "training"
+        self.in_flight: dict[int, Sync] = {}
+        self.elastic_state: State = {} if elastic is None else elastic.state_dict()
+        self.lock = threading.Lock()
+
+    @property
+    def _replicated_state(self) -> ReplicatedState | None:
+        return None if self.elastic is None else self.elastic.replicated_state
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether anchors become the plain mean now: in the synchronous start, and at the very end."""
+        warm = self.phase == "training" and self.schedule.warm(self.inner_steps)
+        return warm or self.phase == "averaging"
+
+    @property
+    def max_snapshot_bytes(self) -> int:
+        """The most that a snapshot of these fragments may take."""
+        return _MAX_COPIES * 4 * sum(anchor.numel() for anchor in anchors(self.fragments)) + _MAX_OTHER_BYTES
+
+    def propose(self, index: int) -> Any:
+        """Return what the replicated state proposes; it moves once a round, with the last fragment."""
+        last = index == len(self.fragments) - 1
+        return self._replicated_state.propose() if last and self._replicated_state else None
+
+    def apply_proposals(self) -> None:
+        """Go by the replicated state as it was committed last."""
+        if self._replicated_state:
+            self._replicated_state.apply()
+
+    def capture(self, index: int) -> Sync:
+        """Take the pseudo-gradient of a fragment; nothing that is on its way already counts twice."""
+        fragment, before = self.fragments[index], self.in_flight.get(index)
+        own = pseudo_gradient(fragment, self.offload)
+        if before and self.merge.keeps_progress and not before.params_reset:
+            torch._foreach_sub_(own, self.offload.get(before.pseudo_gradient, fragment.device))
+        planned = self.schedule.planned
+        full_delay = planned.overlap_steps == planned.local_steps and not self.schedule.warm(self.inner_steps)
+        reset = full_delay and not self.merge.keeps_progress
+        return Sync(index, own, reset, self.propose(index), averaged_buffers(fragment))
+
+    def finish(self, index: int, outcome: Outcome, captured: Sequence[Sync] = ()) -> None:
+        """Finish a fragment's sync: take its outer step or, where it was refused, keep its progress for the next one.
+
+        Args:
+            index: of the fragment; nothing is in flight of it where the sync is the empty one before the first.
+            outcome: what came back.
+            captured: what was captured just now and is sent next (full delay).
+        """
+        sync = self.in_flight.pop(index, None)
+        newer = next((each for each in captured if each.fragment == index), None)
+        self.elastic_state = outcome.elastic_state
+        if index == len(self.fragments) - 1:
+            self.apply_proposals()
+        if sync is None or outcome.report.committed:
+            self.schedule.message_fraction = outcome.report.message_fraction
+            plain, closing = self.is_plain, self.phase == "finishing"
+            self._outer_step.take(self.fragments[index], sync, outcome, newer, plain, closing)
+        elif not sync.excluded:
+            self._keep_refused(self.fragments[index], sync, newer)
+        if sync and sync.excluded:
+            self._start_over([*self.in_flight.values(), *captured])
+
+    def empty_outcome(self, index: int, num_workers: int) -> Outcome:
+        """Return the outcome of the sync before the first one: nobody had anything to send."""
+        fragment = self.fragments[index]
+        return without_contribution(fragment, zeros(fragment), 1 / num_workers, self.elastic_state, now=0.0)
+
+    def adopt_anchors(self) -> None:
+        """Let the local parameters be the anchors, in all fragments."""
+        for fragment in self.fragments:
+            for param, anchor in zip(fragment.params, fragment.anchor, strict=True):
+                param.copy_(anchor)
+
+    def state_dict(self) -> State:
+        """Return everything but the model's own parameters; syncs in flight as what was captured for them."""
+        return {
+            "inner_steps": self.inner_steps,
+            "outer_steps": self.outer_steps,
+            "schedule": self.schedule.state_dict(),
+            "outer_optimizer": self.outer_optimizer.state_dict(),
+            "elastic": self.elastic_state,
+            "fragments": [
+                {"anchor": [a.detach() for a in f.anchor], "state": copy_dicts(f.state), "version": f.version}
+                for f in self.fragments
+            ],
+            "in_flight": [{name: getattr(sync, name) for name in _SAVED_OF_SYNC} for sync in self._in_order()],
+        }
+
+    def load_state_dict(self, state_dict: State) -> list[Sync]:
+        """Become what was saved; returns the syncs that were in flight, which have to be sent again."""
+        state = with_present_names(state_dict)
+        self._load_shared(state)
+        self.in_flight = {}
+        for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
+            fragment.state = copy_dicts(saved["state"])
+        if self.elastic is not None:
+            self.elastic.load_state_dict(self.elastic_state)
+        self.apply_proposals()
+        syncs = [Sync(**saved) for saved in state["in_flight"]]
+        for sync in syncs:
+            device = self.fragments[sync.fragment].device
+            sync.pseudo_gradient = [tensor.to(device) for tensor in sync.pseudo_gradient]
+        return syncs
+
+    def shared_state(self, wait_seconds: float) -> State:
+        """Copy all that the workers agree on; may be called on any thread.
+
+        A sync in flight comes with its mean; one for which training waits is finished first. One that still looks for
+        workers after a while comes without: perhaps it waits for the very worker that asks, which is to send it too.
+
+        Args:
+            wait_seconds: for a sync that is on its way to be decided.
+
+        Raises:
+            TransportError: it was not decided within that time.
+        """
+        begin = time.monotonic()
+        while time.monotonic() < begin + wait_seconds:
+            with self.lock:
+                undecided = [sync for sync in self.in_flight.values() if sync.outcome and not sync.arrived]
+                about_to_finish = bool(self.in_flight) and not undecided and self.schedule.blocking(self.inner_steps)
+                patient = time.monotonic() < begin + _PATIENCE_SECONDS
+                have_peers = any(sync.has_peers for sync in undecided)
+                if not (undecided or about_to_finish) or not (have_peers or patient):
+                    return copy.deepcopy(self._shared_view())
+            time.sleep(_POLL_SECONDS)
+        raise TransportError(f"a sync was not decided within {wait_seconds:g} s: the state cannot be given away yet")
+
+    @torch.no_grad()
+    def adopt(self, shared: State, now: float) -> list[Sync]:
+        """Take over the others' shared state, and keep the progress that it does not hold yet.
+
+        Returns:
+            Syncs that are still looking for workers: to be sent again, with nothing of this worker in them.
+        """
+        assert self.elastic is not None, "in a static world nobody is ever behind"
+        self.elastic.load_state_dict(shared["elastic_decided"])
+        contributed = any(self.elastic.contributed_to(sync.outer_step) for sync in self.in_flight.values())
+        keeps = self._replicated_state is None or self._replicated_state.reconcile(contributed)
+        progress = [
+            self.offload.put(self._progress(index, self.elastic) if keeps else zeros(fragment))
+            for index, fragment in enumerate(self.fragments)
+        ]
+        self.phase = shared["phase"]
+        self._load_shared(shared)
+        for fragment, own, state in zip(self.fragments, progress, shared["fragments"], strict=True):
+            for param, anchor, part in zip(fragment.params, fragment.anchor, own, strict=True):
+                param.copy_(self.offload.get(anchor.detach(), param.device) - self.offload.get(part, param.device))
+            for buffer, value in zip(_shared_buffers(fragment), state["buffers"], strict=True):
+                buffer.copy_(value)
+        syncs = [Sync.from_shared(state, self.fragments[state["fragment"]], now) for state in shared["in_flight"]]
+        self.in_flight = {sync.fragment: sync for sync in syncs if sync.arrived}
+        return [sync for sync in syncs if not sync.arrived]
+
+    def _load_shared(self, state: State) -> None:
+        """Load what the state dict of a worker and the shared state have in common."""
+        self.inner_steps, self.outer_steps = state["inner_steps"], state["outer_steps"]
+        self.schedule.load_state_dict(state["schedule"])
+        self.outer_optimizer.load_state_dict(state["outer_optimizer"])
+        self.elastic_state = state["elastic"]
+        for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
+            fragment.version = saved["version"]
+            for anchor, value in zip(fragment.anchor, saved["anchor"], strict=True):
+                anchor.copy_(value)
+
+    def _shared_view(self) -> State:
+        """The state dict without what is this worker's own, and with what has been decided of the syncs in flight."""
+        own, decided = self.state_dict(), self.elastic_state
+        in_flight = list[State]()
+        for sync in self._in_order():
+            decided = sync.result.elastic_state if sync.arrived else decided
+            in_flight.append(sync.shared(decided, self.schedule.message_fraction))
+        pairs = zip(self.fragments, own["fragments"], strict=True)
+        shared = {
+            "phase": self.phase,
+            "fragments": [
+                {"anchor": saved["anchor"], "version": saved["version"], "buffers": _shared_buffers(fragment)}
+                for fragment, saved in pairs
+            ],
+            "in_flight": in_flight,
+            "elastic_decided": decided,  # "elastic" is as of the last finished sync, which is in the anchors
+        }
+        return own | shared | {"same_on_all_ranks": _same_on_all_ranks(own | shared)}
+
+    def _progress(self, index: int, elastic: ElasticPart) -> Tensors:
+        """What this worker did to a fragment that the others' state does not hold: a pseudo-gradient."""
+        fragment, sync = self.fragments[index], self.in_flight.get(index)
+        own = pseudo_gradient(fragment, self.offload)
+        if sync is None:
+            return own
+        contributed = elastic.contributed_to(sync.outer_step)
+        if contributed and sync.outcome is not None:
+            fragment.state = sync.result.compressor_state  # it was sent and counts: so does what was not sent of it
+        if sync.params_reset != contributed:
+            sign = -1 if contributed else 1
+            torch._foreach_add_(own, self.offload.get(sync.pseudo_gradient, fragment.device), alpha=sign)
+        return own
+
+    def _keep_refused(self, fragment: Fragment, sync: Sync, newer: Sync | None) -> None:
+        """Lose nothing of a refused sync: its pseudo-gradient rides in the fragment's next one."""
+        own = self.offload.get(sync.pseudo_gradient, fragment.device)
+        if newer:
+            torch._foreach_add_(newer.pseudo_gradient, own)
+        if sync.params_reset:
+            for param, anchor, lost in zip(fragment.params, fragment.anchor, own, strict=True):
+                param.copy_(anchor if newer else param - lost)
+
+    def _start_over(self, pending: Iterable[Sync]) -> None:
+        """Go on from the anchors, in all fragments: bad values of one have spread to the others."""
+        for sync in pending:
+            sync.params_reset = True
+        self.adopt_anchors()
+        if self._replicated_state:
+            self._replicated_state.roll_back()
+
+    def _in_order(self) -> list[Sync]:
+        return sorted(self.in_flight.values(), key=lambda sync: sync.outer_step)
+
+
+def _shared_buffers(fragment: Fragment) -> Tensors:
+    return [*fragment.averaged, *fragment.replicated]
+
+
+def _same_on_all_ranks(shared: State) -> str:
+    """What is equal in the shared states of a worker's ranks where they belong together."""
+    counters = [shared[name] for name in ("phase", "outer_steps", "schedule")]
+    versions = [fragment["version"] for fragment in shared["fragments"]]
+    chains = [shared[name].get("chain") for name in ("elastic", "elastic_decided")]
+    syncs = [[s["fragment"], s["outer_step"], s["arrived"], bool(s["mean"])] for s in shared["in_flight"]]
+    return json.dumps([*counters, versions, chains, syncs])
