@@ -25,8 +25,8 @@ WARM_SYNCS = 5  # speeds are on the cards from the second sync on, and averages 
 OVERRIDES = ["outer.recipe=diloco", "inner.batch_size=16", "train.steps=1000000", "train.eval_every=0",
              "train.log_every=1", "outer.hash_every=0",
              "outer.schedule.warm_start_steps=0"]  # fmt: skip
-EQUAL_H = ("-c", "from isthmus.outer.dynamic_local_steps import DynamicLocalSteps; DynamicLocalSteps.adapt = lambda self, relative_speed: None; "
-                 "from isthmus.cli import main; main()")  # fmt: skip
+EQUAL_H = ("-c", "from isthmus.outer.dynamic_local_steps import DynamicLocalSteps as Steps; "
+                 "Steps.adapt = lambda *_: None; from isthmus.cli import main; main()")  # fmt: skip
 
 
 def measure(name: str, ranks: list[int], local_steps: int, seconds: float, equal: bool = False) -> dict[str, Any]:

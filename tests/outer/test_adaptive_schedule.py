@@ -82,4 +82,4 @@ def test_the_outer_loop_syncs_more_often_and_loses_nothing(schedule, merge) -> N
         assert len(worker.reports) > 40 / 8 + 5
         assert torch.equal(worker.params, worker.anchor)
         assert torch.equal(worker.anchor, workers[0].anchor)
-        assert worker.loop.schedule.schedule.local_steps == 2
+        assert worker.loop.state.schedule.schedule.local_steps == 2

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import pytest
+
 from isthmus.outer.dynamic_local_steps import DynamicLocalSteps
 
 
 @pytest.mark.parametrize("speed", [1.0, 0.5, 1 / 3, 0.71, 0.01])
 def test_a_round_takes_its_share_of_the_steps_whatever_the_speed(speed):
     local_steps = DynamicLocalSteps(30)
-    local_steps.adapt(speed)
+    local_steps.adapt(speed, 30)
     own_steps = max(1, round(30 * speed))
     for _ in range(3):
         assert sum(local_steps.end_step(0.0) for _ in range(own_steps)) == 30

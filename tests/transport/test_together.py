@@ -150,15 +150,18 @@ def fetched(parts, monkeypatch):
 
 
 def test_parts_of_one_state_are_taken_over_at_the_step_of_the_last_one_asked(monkeypatch):
-    states = fetched([{"stand": "a", "inner_steps": 7}, {"stand": "a", "inner_steps": 9}], monkeypatch)
-    assert states == [({"stand": "a", "inner_steps": 9}, "")] * 2
+    states = fetched([{"consistency": "a", "inner_steps": 7}, {"consistency": "a", "inner_steps": 9}], monkeypatch)
+    assert states == [({"consistency": "a", "inner_steps": 9}, "")] * 2
 
 
 @pytest.mark.parametrize(
     ("parts", "problem"),
     [
-        ([{"stand": "a", "inner_steps": 7}, {"stand": "b", "inner_steps": 7}], "the run went on between"),
-        ([{"stand": "a", "inner_steps": 7}, "all donors are gone"], "all donors are gone"),
+        (
+            [{"consistency": "a", "inner_steps": 7}, {"consistency": "b", "inner_steps": 7}],
+            "the run went on between",
+        ),
+        ([{"consistency": "a", "inner_steps": 7}, "all donors are gone"], "all donors are gone"),
     ],
 )
 def test_parts_that_do_not_belong_together_are_not_taken_over(monkeypatch, parts, problem):

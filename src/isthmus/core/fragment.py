@@ -61,6 +61,11 @@ class Fragment:
         """Where the parameters are."""
         return self.params[0].device if self.params else torch.device("cpu")
 
+    @property
+    def shared_buffers(self) -> Tensors:
+        """The buffers that are equal on all workers once a sync is finished."""
+        return [*self.averaged, *self.replicated]
+
     @classmethod
     def of(cls, name: str, params: dict[str, nn.Parameter]) -> Fragment:
         """A fragment of these parameters, anchored at their present values."""

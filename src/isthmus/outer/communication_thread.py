@@ -41,8 +41,8 @@ class CommunicationThread:
         return future
 
     def run(self, job: Callable[[], Result]) -> Result:
-        """Run a job after those that are queued, and wait for its result."""
-        return self.submit(job).result()
+        """Run a job after those that are queued, or at once where the thread has ended; returns its result."""
+        return self.submit(job).result() if self.close.alive else job()
 
 
 def _end(jobs: Jobs, thread: threading.Thread) -> None:

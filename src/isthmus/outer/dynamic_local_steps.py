@@ -14,11 +14,10 @@ class DynamicLocalSteps:
     and a mean over few of them, or of their inverses, would be off.
 
     Args:
-        local_steps: H.
+        local_steps: H, over which the speed is averaged.
     """
 
     def __init__(self, local_steps: int) -> None:
-        self.local_steps = local_steps
         self._decay = 1 - 1 / (local_steps + 1)  # weight of earlier steps after one more
         self._steps = self._seconds = 0.0
         self._per_inner_step = Fraction(1)
@@ -44,7 +43,7 @@ class DynamicLocalSteps:
         self._due -= due
         return due
 
-    def adapt(self, relative_speed: float) -> None:
-        """Go on at this share of the fastest worker's speed, in (0, 1]."""
-        own_steps = max(1, round(relative_speed * self.local_steps))
-        self._per_inner_step = Fraction(self.local_steps, own_steps)
+    def adapt(self, relative_speed: float, local_steps: int) -> None:
+        """Go on at this share of the fastest worker's speed, in (0, 1], in rounds of `local_steps` (H)."""
+        own_steps = max(1, round(relative_speed * local_steps))
+        self._per_inner_step = Fraction(local_steps, own_steps)

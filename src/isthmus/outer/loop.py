@@ -104,17 +104,14 @@ class OuterLoop:
         with state.lock:
             state.phase = "finishing" if state.phase == "training" else state.phase
         while state.phase in ("finishing", "averaging"):
-            due = sorted(state.in_flight, key=lambda index: state.in_flight[index].outer_step)
+            due = [sync.fragment for sync in state.in_order()]
             if not self._arrive(due):
                 continue
             with state.lock:
                 self._finish_due(due)
-                if state.phase == "averaging":
-                    state.phase = "finished"
-                else:
-                    rest = set(range(len(state.fragments))) - set(state.schedule.begins(state.inner_steps))
-                    self._send([state.capture(index) for index in sorted(rest)] if state.inner_steps else [])
-                    state.phase = "averaging"
+                if state.phase == "finishing":
+                    self._send(state.capture_rest())
+                state.phase = "averaging" if state.phase == "finishing" else "finished"
         reports = self._take_reports()
         if state.phase == "finished" and all(report.committed for report in reports):
             state.adopt_anchors()
@@ -132,10 +129,8 @@ class OuterLoop:
 
         Where a worker has several ranks, all of them make this call, after the same step and before `close`.
         """
-        fragments, worker_group = self.state.fragments, self.transport.worker_group
-        if worker_group.size == 1 or not self._thread.close.alive:
-            return worker_fingerprint(fragments, worker_group).hex()
-        return self._thread.run(partial(worker_fingerprint, fragments, worker_group)).hex()
+        job = partial(worker_fingerprint, self.state.fragments, self.transport.worker_group)
+        return (job() if self.transport.worker_group.size == 1 else self._thread.run(job)).hex()
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the method remembers; the model's own parameters are yours to save."""
@@ -145,8 +140,7 @@ class OuterLoop:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state: syncs that were in flight are sent again."""
         self._arrive(sorted(self.state.in_flight))
-        for sync in self.state.load_state_dict(state_dict):
-            self._dispatch(sync)
+        self._send(self.state.load_state_dict(state_dict))
 
     @property
     def _may_advance(self) -> bool:
@@ -178,7 +172,7 @@ class OuterLoop:
                 self._finish_due(due, captured)
             self._send(captured)
             if not blocking:
-                self._adapt()
+                self.state.schedule.adapt(step)
         if blocking:
             self._finish_blocking(due)
 
@@ -186,20 +180,18 @@ class OuterLoop:
         if self._arrive(due):
             with self.state.lock:
                 self._finish_due(due)
-                self._adapt()
+                self.state.schedule.adapt(self.state.inner_steps)
 
-    def _send(self, captured: list[Sync]) -> None:
-        """Number the syncs, and hand them to the communication thread."""
-        for sync in captured:
-            sync.outer_step = self.state.outer_steps
-            self.state.outer_steps += 1
-            self._dispatch(sync)
-
-    def _dispatch(self, sync: Sync) -> None:
-        fragment = self.state.fragments[sync.fragment]
-        job = partial(self.exchange.run, sync, fragment, fragment.state, self.transport.now())
-        sync.outcome = self._thread.submit(job)
-        self.state.in_flight[sync.fragment] = sync
+    def _send(self, syncs: list[Sync]) -> None:
+        """Hand syncs to the communication thread; those that are new get their number."""
+        for sync in syncs:
+            if sync.outer_step < 0:
+                sync.outer_step = self.state.outer_steps
+                self.state.outer_steps += 1
+            fragment = self.state.fragments[sync.fragment]
+            job = partial(self.exchange.run, sync, fragment, fragment.state, self.transport.now())
+            sync.outcome = self._thread.submit(job)
+            self.state.in_flight[sync.fragment] = sync
 
     def _arrive(self, indices: list[int]) -> bool:
         """Wait for these fragments' syncs; False when the others had gone on and this worker took over their state."""
@@ -228,13 +220,8 @@ class OuterLoop:
         self._reports.append(sync.report)
         if (elastic := self.transport.elastic) is not None:
             elastic.report_speed(self.local_steps.steps_per_second)
-        self.local_steps.adapt(outcome.relative_speed)
+        self.local_steps.adapt(outcome.relative_speed, self.state.schedule.schedule.local_steps)
         return outcome
-
-    def _adapt(self) -> None:
-        """Where a round begins now, choose its length."""
-        self.state.schedule.adapt(self.state.inner_steps)
-        self.local_steps.local_steps = self.state.schedule.schedule.local_steps
 
     def _catch_up(self) -> None:
         """Take over the others' state, up to where the next sync begins."""
@@ -244,8 +231,7 @@ class OuterLoop:
             sync.result  # noqa: B018 (waits: the communication thread must be done with all of them)
         shared = self._thread.run(partial(elastic.catch_up, state.max_snapshot_bytes))
         with state.lock:
-            for sync in state.adopt(shared, self.transport.now()):
-                self._dispatch(sync)
+            self._send(state.adopt(shared, self.transport.now()))
         if state.phase != "training":
             return
         self._finish_blocking(sorted(state.in_flight) if state.schedule.blocking(state.inner_steps) else [])

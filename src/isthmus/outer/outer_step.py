@@ -1,4 +1,4 @@
-"""The outer step of a committed sync: the anchor moves, and the local parameters go on from there."""
+"""What a decided sync does to its fragment: anchor and local parameters move, or keep its progress for the next."""
 
 from __future__ import annotations
 
@@ -60,6 +60,15 @@ class OuterStep:
         if sync:
             fragment.state = outcome.compressor_state
             fragment.version += 1
+
+    def refuse(self, fragment: Fragment, sync: Sync, newer: Sync | None) -> None:
+        """Lose nothing of a refused sync: its pseudo-gradient rides in the fragment's next one."""
+        own = self.offload.get(sync.pseudo_gradient, fragment.device)
+        if newer:
+            torch._foreach_add_(newer.pseudo_gradient, own)
+        if sync.params_reset:
+            for param, anchor, lost in zip(fragment.params, fragment.anchor, own, strict=True):
+                param.copy_(anchor if newer else param - lost)
 
     def _outer_gradients(
         self, rule: Merge, fragment: Fragment, outcome: Outcome, own_now: Iterator[torch.Tensor]

@@ -6,7 +6,7 @@ import copy
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -121,6 +121,11 @@ class OuterState:
         reset = full_delay and not self.merge.keeps_progress
         return Sync(index, own, reset, self.propose(index), averaged_buffers(fragment))
 
+    def capture_rest(self) -> list[Sync]:
+        """Capture, at the end of the run, what the last step has not captured."""
+        rest = set(range(len(self.fragments))) - set(self.schedule.begins(self.inner_steps))
+        return [self.capture(index) for index in sorted(rest)] if self.inner_steps else []
+
     def finish(self, index: int, outcome: Outcome, captured: Sequence[Sync] = ()) -> None:
         """Finish a fragment's sync: take its outer step or, where it was refused, keep its progress for the next one.
 
@@ -139,9 +144,13 @@ class OuterState:
             plain, closing = self.is_plain, self.phase == "finishing"
             self._outer_step.take(self.fragments[index], sync, outcome, newer, plain, closing)
         elif not sync.excluded:
-            self._keep_refused(self.fragments[index], sync, newer)
-        if sync and sync.excluded:
-            self._start_over([*self.in_flight.values(), *captured])
+            self._outer_step.refuse(self.fragments[index], sync, newer)
+        if sync and sync.excluded:  # bad values of one fragment have spread to the others
+            for pending in (*self.in_flight.values(), *captured):
+                pending.params_reset = True
+            self.adopt_anchors()
+            if self._replicated_state:
+                self._replicated_state.roll_back()
 
     def empty_outcome(self, index: int, num_workers: int) -> Outcome:
         """Return the outcome of the sync before the first one: nobody had anything to send."""
@@ -166,7 +175,7 @@ class OuterState:
                 {"anchor": [a.detach() for a in f.anchor], "state": copy_dicts(f.state), "version": f.version}
                 for f in self.fragments
             ],
-            "in_flight": [{name: getattr(sync, name) for name in _SAVED_OF_SYNC} for sync in self._in_order()],
+            "in_flight": [{name: getattr(sync, name) for name in _SAVED_OF_SYNC} for sync in self.in_order()],
         }
 
     def load_state_dict(self, state_dict: State) -> list[Sync]:
@@ -229,7 +238,7 @@ class OuterState:
         for fragment, own, state in zip(self.fragments, progress, shared["fragments"], strict=True):
             for param, anchor, part in zip(fragment.params, fragment.anchor, own, strict=True):
                 param.copy_(self.offload.get(anchor.detach(), param.device) - self.offload.get(part, param.device))
-            for buffer, value in zip(_shared_buffers(fragment), state["buffers"], strict=True):
+            for buffer, value in zip(fragment.shared_buffers, state["buffers"], strict=True):
                 buffer.copy_(value)
         syncs = [Sync.from_shared(state, self.fragments[state["fragment"]], now) for state in shared["in_flight"]]
         self.in_flight = {sync.fragment: sync for sync in syncs if sync.arrived}
@@ -250,20 +259,16 @@ class OuterState:
         """The state dict without what is this worker's own, and with what has been decided of the syncs in flight."""
         own, decided = self.state_dict(), self.elastic_state
         in_flight = list[State]()
-        for sync in self._in_order():
+        for sync in self.in_order():
             decided = sync.result.elastic_state if sync.arrived else decided
             in_flight.append(sync.shared(decided, self.schedule.message_fraction))
-        pairs = zip(self.fragments, own["fragments"], strict=True)
-        shared = {
-            "phase": self.phase,
-            "fragments": [
-                {"anchor": saved["anchor"], "version": saved["version"], "buffers": _shared_buffers(fragment)}
-                for fragment, saved in pairs
-            ],
-            "in_flight": in_flight,
-            "elastic_decided": decided,  # "elastic" is as of the last finished sync, which is in the anchors
-        }
-        return own | shared | {"same_on_all_ranks": _same_on_all_ranks(own | shared)}
+        fragments = [
+            {"anchor": saved["anchor"], "version": saved["version"], "buffers": fragment.shared_buffers}
+            for fragment, saved in zip(self.fragments, own["fragments"], strict=True)
+        ]
+        # "elastic" is as of the last finished sync, which is in the anchors
+        shared = {"phase": self.phase, "fragments": fragments, "in_flight": in_flight, "elastic_decided": decided}
+        return own | shared | {"consistency": _consistency(own | shared)}
 
     def _progress(self, index: int, elastic: ElasticPart) -> Tensors:
         """What this worker did to a fragment that the others' state does not hold: a pseudo-gradient."""
@@ -279,32 +284,12 @@ class OuterState:
             torch._foreach_add_(own, self.offload.get(sync.pseudo_gradient, fragment.device), alpha=sign)
         return own
 
-    def _keep_refused(self, fragment: Fragment, sync: Sync, newer: Sync | None) -> None:
-        """Lose nothing of a refused sync: its pseudo-gradient rides in the fragment's next one."""
-        own = self.offload.get(sync.pseudo_gradient, fragment.device)
-        if newer:
-            torch._foreach_add_(newer.pseudo_gradient, own)
-        if sync.params_reset:
-            for param, anchor, lost in zip(fragment.params, fragment.anchor, own, strict=True):
-                param.copy_(anchor if newer else param - lost)
-
-    def _start_over(self, pending: Iterable[Sync]) -> None:
-        """Go on from the anchors, in all fragments: bad values of one have spread to the others."""
-        for sync in pending:
-            sync.params_reset = True
-        self.adopt_anchors()
-        if self._replicated_state:
-            self._replicated_state.roll_back()
-
-    def _in_order(self) -> list[Sync]:
+    def in_order(self) -> list[Sync]:
+        """Return the syncs in flight in the order in which they were sent."""
         return sorted(self.in_flight.values(), key=lambda sync: sync.outer_step)
 
 
-def _shared_buffers(fragment: Fragment) -> Tensors:
-    return [*fragment.averaged, *fragment.replicated]
-
-
-def _same_on_all_ranks(shared: State) -> str:
+def _consistency(shared: State) -> str:
     """What is equal in the shared states of a worker's ranks where they belong together."""
     counters = [shared[name] for name in ("phase", "outer_steps", "schedule")]
     versions = [fragment["version"] for fragment in shared["fragments"]]

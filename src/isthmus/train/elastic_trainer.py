@@ -41,7 +41,7 @@ class ElasticTrainer(Trainer):
         """
         self.checkpoints.discard_half_done()
         usable = self._usable_to_all()
-        if usable and self.method.transport_state["version"] > 0:
+        if usable and self.method.state.elastic_state["version"] > 0:
             state = self._load(max(usable))
             self._restore_inner_step(state["inner_step"])
             self.totals = Totals(**state["totals"])
@@ -59,12 +59,15 @@ class ElasticTrainer(Trainer):
         try:
             with Stopping(store, self.process.rank, size, seconds, elastic.interrupt) as stopping:
                 turns = itertools.count(1)  # equal on all ranks; a worker need not take every step
-                while self.method.stage != "finished" and stopping.may_start(next(turns)):
-                    if self.method.stage == "training" and self.method.inner_steps < self.config.train.steps:
+                while self.method.state.phase != "finished" and stopping.may_start(next(turns)):
+                    if (
+                        self.method.state.phase == "training"
+                        and self.method.state.inner_steps < self.config.train.steps
+                    ):
                         self._train_step()
                     else:
                         self._note(self.method.finish())
-            finished = self.method.stage == "finished"
+            finished = self.method.state.phase == "finished"
             if finished:
                 self._evaluate()
             self._save(finished, last=True)
@@ -84,7 +87,7 @@ class ElasticTrainer(Trainer):
     @property
     def position(self) -> int:
         """Steps of the whole run that are done, by whoever was there."""
-        return self.method.inner_steps
+        return self.method.state.inner_steps
 
     def _usable_to_all(self) -> list[int]:
         """Steps of which every rank of this worker holds a checkpoint."""
@@ -97,7 +100,7 @@ class ElasticTrainer(Trainer):
 
     def _train_step(self) -> None:
         self.inner_step.set_progress(self.position)
-        self.method.pace.resume(self.clock())  # the time of a step is without evaluations and checkpoints
+        self.method.local_steps.start_step(self.clock())  # the time of a step is without evaluations and checkpoints
         try:
             super()._train_step()
         except LeasesExhausted:
@@ -113,8 +116,8 @@ class ElasticTrainer(Trainer):
 
     def _stream_state(self) -> State:
         """The position in this worker's leases, as the outer loop's state knows them: a sync may be ahead of it."""
-        ledger = Ledger.from_state_dict(self.method.transport_state["replicated_state"])
-        proposals = [sync.proposal for sync in self.method.in_flight.values() if sync.proposal]
+        ledger = Ledger.from_state_dict(self.method.state.elastic_state["replicated_state"])
+        proposals = [sync.proposal for sync in self.method.state.in_flight.values() if sync.proposal]
         return self.stream.stream.state_as_of(ledger, [proposal["samples"] for proposal in proposals])
 
     def _restore_stream(self, state: State) -> None:

@@ -205,8 +205,12 @@ class Trainer:
         for report in reports:
             self.metrics.write_sync(self.position, report)
             self.totals.add(report)
-            if isinstance(method, OuterLoop) and report.committed and report.fragment == method.fragments[-1].name:
-                self._follow(method.rounds.num_steps(self.position))
+            if (
+                isinstance(method, OuterLoop)
+                and report.committed
+                and report.fragment == method.state.fragments[-1].name
+            ):
+                self._follow(method.state.schedule.round_steps(self.position))
         if reports:
             sent_at = self.position - (schedule.overlap_steps if schedule else 0)
             self.checkpoints.prune(self.config.train.keep_checkpoints, last_common=sent_at - 1, unsaved=self._unsaved)
@@ -225,7 +229,7 @@ class Trainer:
     def _follow(self, num_steps: int) -> None:
         """Let the model compute what it keeps of the anchors; where there are none, of itself."""
         if hasattr(self.model, "after_sync"):
-            with nullcontext() if isinstance(self.method, DataParallel) else anchored(self.method.fragments):
+            with nullcontext() if isinstance(self.method, DataParallel) else anchored(self.method.state.fragments):
                 self.model.after_sync(num_steps)
 
     def _evaluate(self) -> None:
@@ -235,7 +239,7 @@ class Trainer:
         if isinstance(self.method, DataParallel):
             subject, look = "model", nullcontext()
         else:
-            subject, look = "anchor", anchored(self.method.fragments)
+            subject, look = "anchor", anchored(self.method.state.fragments)
         with torch.no_grad(), look:
             forward = self.inner_step.pipeline.evaluate if isinstance(self.inner_step, PipelinedStep) else None
             self.evaluation = evaluate(self.model, self.validation, self.device, forward, self.process.device_mesh)

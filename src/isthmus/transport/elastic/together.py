@@ -81,7 +81,7 @@ def fetch_parts(worker_group: WorkerGroup, donors: list[str], **terms: Any) -> t
     """Each rank its part of one state of the run, else why not; `terms` as for `heal.fetch`.
 
     The donors train on while they are asked. What they give to different ranks belongs together where no sync began or
-    ended in between ("stand"); steps are then those of the last one asked.
+    ended in between ("consistency"); steps are then those of the last one asked.
     """
     state, problem = dict[str, Any](), ""
     try:
@@ -89,10 +89,14 @@ def fetch_parts(worker_group: WorkerGroup, donors: list[str], **terms: Any) -> t
     except TransportError as error:
         problem = str(error)
     parts = worker_group.all_gather_object(
-        {"problem": problem, "stand": state.get("stand"), "inner_steps": state.get("inner_steps")}
+        {
+            "problem": problem,
+            "consistency": state.get("consistency"),
+            "inner_steps": state.get("inner_steps"),
+        }
     )
     problem = next((part["problem"] for part in parts if part["problem"]), "")
-    if not problem and len({part["stand"] for part in parts}) > 1:
+    if not problem and len({part["consistency"] for part in parts}) > 1:
         problem = "the run went on between what its ranks were given"
     if problem:
         return None, problem

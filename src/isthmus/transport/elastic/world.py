@@ -121,7 +121,7 @@ class Elastic(ConfiguredTransport):
 
         def provide(wait_seconds: float) -> Snapshot:
             state = replica.shared_state(wait_seconds)
-            decided, finished = state["transport"], state["finished"]["version"]
+            decided, finished = state["elastic_decided"], state["elastic"]["version"]
             return Snapshot(f"{decided['version']}-{decided['chain']}-{finished}-{state['inner_steps']}", state)
 
         self.worker_group = join_ranks(self.limits.ranks_per_worker, self.sync_budget_seconds)
