@@ -1,6 +1,5 @@
 """The baseline's wrapper: torch's `DistributedDataParallel`, measured."""
 
-import ctypes
 import math
 import time
 import warnings
@@ -13,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.core import SyncReport
+from isthmus.core.torch_internals import keep_alive
 from isthmus.outer import fingerprint
 from isthmus.transport import Transport
 from isthmus.transport.peers import ring_bytes
@@ -75,9 +75,7 @@ class DataParallel:
     def close(self) -> None:
         """Let go of the peers."""
         if self._group is not None:
-            # DDP frees its group with the interpreter locked, while gloo's thread may wait for that lock: torch 2.13
-            # hangs then, so the group is never freed
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+            keep_alive(self._group)
             dist.destroy_process_group(self._group)
         self.transport.leave()
 
