@@ -31,7 +31,7 @@ from isthmus.inner.step import Batch
 from isthmus.recipes import load_config
 from isthmus.spec import build
 from isthmus.tools.profile.device import describe
-from isthmus.train import assemble
+from isthmus.train import assemble, random_state
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 GOAL = 0.98
@@ -83,7 +83,7 @@ def measure(path: Path, overrides: list[str]) -> dict[str, Any]:
     """Seconds of a step in both loops, turn by turn."""
     config = load_config(path, ["inner.micro_batch_size=null", *overrides])
     device, spec = assemble.choose_device(), assemble.build_model_spec(config)
-    assemble.seed_generators(config.train.seed, 0)
+    random_state.seed(config.train.seed, 0)
     stream = OrderedBatches(assemble.open_data(config, spec).sample_order(config.train.seed), config.inner.batch_size)
     batches = [{name: tensor.to(device) for name, tensor in next(stream).items()} for _ in range(NUM_BATCHES)]
     ours, bare = (spec.build(config.train.seed).to(device) for _ in range(2))

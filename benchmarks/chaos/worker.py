@@ -19,7 +19,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 
 from isthmus import cli
-from isthmus.train.elastic_trainer import ElasticTrainer
+from isthmus.train.trainer import Trainer
 
 
 class Diary:
@@ -37,9 +37,9 @@ class Diary:
 
     def watch(self) -> None:
         """Write down every step and commit of this process's trainer from now on."""
-        train_step, note, diary = ElasticTrainer._train_step, ElasticTrainer._note, self
+        train_step, note, diary = Trainer._train_step, Trainer._note, self
 
-        def _train_step(trainer: ElasticTrainer) -> None:
+        def _train_step(trainer: Trainer) -> None:
             if diary._ill:
                 diary._ill = False
                 parameter = next(trainer.model.parameters()).data
@@ -49,18 +49,18 @@ class Diary:
             if trainer.process.is_first_rank:
                 diary._steps.write(struct.pack("<d", time.time()))
 
-        def _note(trainer: ElasticTrainer, reports: list[Any]) -> None:
+        def _note(trainer: Trainer, reports: list[Any]) -> None:
             note(trainer, reports)
             if any(report.committed for report in reports):
                 anchor = trainer.method.anchor_hash()  # of all ranks
                 if trainer.process.is_first_rank:
                     diary._write_commit(trainer, reports, anchor)
 
-        ElasticTrainer._train_step, ElasticTrainer._note = _train_step, _note  # type: ignore[method-assign]
+        Trainer._train_step, Trainer._note = _train_step, _note  # type: ignore[method-assign]
         signal.signal(signal.SIGUSR1, lambda number, frame: setattr(diary, "_ill", True))
 
-    def _write_commit(self, trainer: ElasticTrainer, reports: list[Any], anchor: str) -> None:
-        state = trainer.method.state.elastic_state
+    def _write_commit(self, trainer: Trainer, reports: list[Any], anchor: str) -> None:
+        state = trainer.method.state_dict()["elastic"]
         line = {
             "time": time.time(),
             "version": state["version"],
@@ -69,7 +69,7 @@ class Diary:
             "samples": state["replicated_state"]["samples"],
             "frontier": state["replicated_state"]["frontier"],
             "workers": [report.num_peers for report in reports if report.committed][-1],
-            "contributed": state["contributed"].get(f"worker-{trainer.worker}", -1),
+            "contributed": state["contributed"].get(f"worker-{trainer.process.worker}", -1),
         }
         self._commits.write(json.dumps(line).encode() + b"\n")
 

@@ -12,9 +12,7 @@ from torch import nn
 from torch.distributed import Store, TCPStore
 
 from isthmus.config import RunConfig
-from isthmus.outer import anchored
 from isthmus.train.assemble import build_method
-from isthmus.train.data_parallel import DataParallel
 
 _WAIT = timedelta(minutes=10)
 _STORE_PORT = 29700
@@ -69,8 +67,7 @@ class Ours(Nothing):
     def open(self) -> None:
         """Meet the others."""
         self.method = build_method(self.config, self.module)
-        if isinstance(self.method, DataParallel):
-            self.module = self.method.wrap(self.module)
+        self.module = self.method.wrap(self.module)
 
     def step(self) -> None:
         """See `Nothing`."""
@@ -78,7 +75,7 @@ class Ours(Nothing):
 
     def evaluated(self) -> AbstractContextManager[None]:
         """See `Nothing`."""
-        return nullcontext() if isinstance(self.method, DataParallel) else anchored(self.method.state.fragments)
+        return self.method.anchored()
 
     def close(self) -> None:
         """Leave the others."""

@@ -19,9 +19,10 @@ from isthmus.data.leased_batches import LeasedBatches
 from isthmus.data.ledger import Intervals, WorkerLeases, cut
 from isthmus.outer import OuterLoop
 from isthmus.outer.sync import Exchange
-from isthmus.train import checkpoint
-from isthmus.train.elastic_trainer import ElasticTrainer
-from isthmus.train.leases import Leases
+from isthmus.train import checkpoint_files
+from isthmus.train.method import Method
+from isthmus.train.replicated_ledger import ReplicatedLedger
+from isthmus.train.trainer import Trainer
 from isthmus.transport.elastic.world import Elastic
 from isthmus.transport.heal.download import Download
 from isthmus.transport.peers import BufferPeers
@@ -93,15 +94,15 @@ def amid(kind: str, begun: bool = False) -> Wrap:
 
 POINTS: dict[str, tuple[Wrap, Any, str]] = {
     "before send": (before, Exchange, "run"),
-    "mid-mean": (amid("all_reduce"), BufferPeers, "all_reduce_mean"),
-    "mid-gather": (amid("all_gather"), Codec, "average"),  # the only shot, or the second of two
-    "mid-exchange": (amid("all_to_all"), Codec, "average"),  # the first of two shots
+    "mid-mean": (amid("mean"), BufferPeers, "all_reduce_mean"),
+    "mid-gather": (amid("gather"), Codec, "average"),  # the only shot, or the second of two
+    "mid-exchange": (amid("exchange"), Codec, "average"),  # the first of two shots
     "before commit": (before, Elastic, "commit"),
-    "mid-commit": (amid("all_gather", begun=True), Elastic, "commit"),
+    "mid-commit": (amid("gather", begun=True), Elastic, "commit"),
     "after commit": (after, Elastic, "commit"),
     "while healing": (before, Download, "put"),
     "healed": (after, OuterLoop, "_catch_up"),
-    "while checkpointing": (after, checkpoint, "save_file"),
+    "while checkpointing": (after, checkpoint_files, "save_file"),
     "checkpoint written": (before, Path, "rename"),
 }
 
@@ -131,17 +132,18 @@ class Witness:
     def write(self, **event: Any) -> None:
         self._file.write(json.dumps(event).encode() + b"\n")
 
-    def look_at(self, loop: OuterLoop) -> None:
+    def look_at(self, method: Method) -> None:
         """Note the anchors' hash where they have moved."""
-        stand = [loop.state.elastic_state["version"], loop.state.elastic_state["chain"]]
-        if stand != self._last:
-            self.write(anchors=[*stand, loop.anchor_hash()])
-            self._last = stand
+        state = method.state_dict()["elastic"]
+        commit = [state["version"], state["chain"]]
+        if commit != self._last:
+            self.write(anchors=[*commit, method.anchor_hash()])
+            self._last = commit
 
     def watch(self) -> None:
         """From here on."""
-        read, commit = LeasedBatches.__next__, Leases.commit
-        step, note = ElasticTrainer._train_step, ElasticTrainer._note
+        read, commit = LeasedBatches.__next__, ReplicatedLedger.commit
+        step, note = Trainer._train_step, Trainer._note
         give_up = WatchedGroup._give_up
 
         def read_and_tell(stream: LeasedBatches) -> Any:
@@ -150,19 +152,20 @@ class Witness:
             self.write(read=positions(leases, first, first + stream.batch_size))
             return batch
 
-        def commit_and_tell(leases: Leases, proposals: Any, contributors: Any) -> None:
-            held = {worker: leases.ledger.workers.get(worker, WorkerLeases()).leases for worker in contributors}
-            commits = {w: positions(held[w], 0, leases.gain(w, proposals[w])) for w in contributors}
-            self.write(commit=leases.ledger.commits + 1, samples=commits)
-            commit(leases, proposals, contributors)
+        def commit_and_tell(replicated: ReplicatedLedger, proposals: Any, contributors: Any) -> None:
+            ledger = replicated.ledger
+            held = {worker: ledger.workers.get(worker, WorkerLeases()).leases for worker in contributors}
+            commits = {w: positions(held[w], 0, replicated.gain(w, proposals[w])) for w in contributors}
+            self.write(commit=ledger.commits + 1, samples=commits)
+            commit(replicated, proposals, contributors)
 
-        def step_and_tell(trainer: ElasticTrainer) -> None:
+        def step_and_tell(trainer: Trainer) -> None:
             if not self._go.exists():
-                time.sleep(STEP_SECONDS[2 * trainer.position > trainer.config.train.steps])
+                time.sleep(STEP_SECONDS[2 * trainer.steps_done > trainer.config.train.steps])
             step(trainer)
             self.look_at(trainer.method)
 
-        def note_and_tell(trainer: ElasticTrainer, reports: Any) -> None:
+        def note_and_tell(trainer: Trainer, reports: Any) -> None:
             note(trainer, reports)
             self.look_at(trainer.method)
             for report in reports:
@@ -172,8 +175,8 @@ class Witness:
             self.write(broken=what)
             return give_up(group, what, *why)
 
-        LeasedBatches.__next__, Leases.commit = read_and_tell, commit_and_tell
-        ElasticTrainer._train_step, ElasticTrainer._note = step_and_tell, note_and_tell
+        LeasedBatches.__next__, ReplicatedLedger.commit = read_and_tell, commit_and_tell
+        Trainer._train_step, Trainer._note = step_and_tell, note_and_tell
         WatchedGroup._give_up = give_up_and_tell
 
 

@@ -69,7 +69,7 @@ class World:
             self.processes[rank] = subprocess.Popen(
                 [*command, "resume" if resume else "begin"],
                 cwd=ROOT,
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"},
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -147,7 +147,7 @@ class World:
                 version, chain, digest = event["anchors"]
                 hashes[version, chain].add(digest)
         assert len(hashes) > 30
-        assert not {stand: seen for stand, seen in hashes.items() if len(seen) > 1}
+        assert not {commit: seen for commit, seen in hashes.items() if len(seen) > 1}
 
     def _check_ledger(self, ranks: list[int]) -> None:
         """All have one ledger; every sample in it was read by the worker that it came from, and came once."""

@@ -13,10 +13,10 @@ import torch
 
 from isthmus.core import UserError
 from isthmus.parallel import Mesh
-from isthmus.train import checkpoint
+from isthmus.train import checkpoint, checkpoint_files
 from isthmus.train.checkpoint import Checkpoints, NotSaved
 
-LAYOUT = {"model.hidden_size": 8, "parameter a": "[2] torch.float32"}
+IDENTITY = {"model.hidden_size": 8, "parameter a": "[2] torch.float32"}
 
 
 def state(seed: int = 0) -> dict:
@@ -47,7 +47,7 @@ def equal(a, b) -> bool:
 
 @pytest.fixture
 def checkpoints(tmp_path):
-    return Checkpoints(tmp_path / "checkpoints", 0, LAYOUT)
+    return Checkpoints(tmp_path / "checkpoints", 0, IDENTITY)
 
 
 def test_load_gives_back_what_was_saved_bit_for_bit(checkpoints):
@@ -94,16 +94,16 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_it_used(checkpoints, 
 
 
 def test_another_version_of_the_format_is_refused(checkpoints, logged, monkeypatch):
-    monkeypatch.setattr(checkpoint, "_FORMAT", 1)
+    monkeypatch.setattr(checkpoint_files, "_FORMAT", 1)
     checkpoints.save(10, state())
     monkeypatch.undo()
     assert checkpoints.usable() == []
     assert "manifest.json is of another version of isthmus" in logged.messages[0]
 
 
-def test_another_layout_is_refused_with_both_values(checkpoints, tmp_path):
+def test_another_run_is_refused_with_both_values(checkpoints, tmp_path):
     checkpoints.save(10, state())
-    other = Checkpoints(tmp_path / "checkpoints", 0, {**LAYOUT, "model.hidden_size": 16})
+    other = Checkpoints(tmp_path / "checkpoints", 0, {**IDENTITY, "model.hidden_size": 16})
     with pytest.raises(UserError, match="model.hidden_size is 8 there and 16 here"):
         other.usable()
     fewer = Checkpoints(tmp_path / "checkpoints", 0, {"model.hidden_size": 8})
@@ -122,7 +122,7 @@ def test_prune_keeps_the_newest_that_all_have_and_whatever_is_newer(checkpoints)
 
 
 def test_another_workers_checkpoints_are_left_alone(checkpoints, tmp_path):
-    other = Checkpoints(tmp_path / "checkpoints", 1, LAYOUT)
+    other = Checkpoints(tmp_path / "checkpoints", 1, IDENTITY)
     for step in (10, 20):
         checkpoints.save(step, state())
         other.save(step, state())
@@ -193,7 +193,9 @@ def test_a_kill_while_writing_never_harms_the_last_good_one(checkpoints, monkeyp
     checkpoints.save(10, state(1))
     pid = os.fork()
     if pid == 0:
-        monkeypatch.setattr(checkpoint, "flush", kill_at_call(checkpoint.flush, number))
+        flush = kill_at_call(checkpoint.flush, number)
+        monkeypatch.setattr(checkpoint, "flush", flush)
+        monkeypatch.setattr(checkpoint_files, "flush", flush)
         checkpoints.save(20, state(2))
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
@@ -244,7 +246,7 @@ def test_others_may_delete_meanwhile(checkpoints):
 
 def ranks_of(folder, mesh):
     """The checkpoints of all ranks of worker 1."""
-    return [Checkpoints(folder, 1, LAYOUT, rank, mesh) for rank in range(mesh.num_ranks)]
+    return [Checkpoints(folder, 1, IDENTITY, rank, mesh) for rank in range(mesh.num_ranks)]
 
 
 def test_on_another_mesh_the_ranks_share_out_who_looks_after_which_file(tmp_path, logged):

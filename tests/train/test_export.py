@@ -21,7 +21,7 @@ from isthmus.data.tokenizer import load_tokenizer
 from isthmus.models import load_exported
 from isthmus.recipes import load_config
 from isthmus.tools.export import export, save_tokenizer
-from isthmus.train.assemble import build_model_spec, layout
+from isthmus.train.assemble import build_model_spec, run_identity
 from isthmus.train.checkpoint import Checkpoints
 from isthmus.train.worker import train
 from isthmus.transport.peers import ring_bytes
@@ -261,7 +261,7 @@ def test_the_card_compares_with_averaging_every_step(stopped, tmp_path):
     """The bytes of a run of two workers, put into the checkpoint's totals by hand."""
     config = load_config(stopped / "config.yaml", [], workers=2)
     (stopped / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    spec_layout = layout(config, Toy())
+    spec_layout = run_identity(config, Toy())
     checkpoints = Checkpoints(stopped / "checkpoints", 0, spec_layout)
     state = checkpoints.load(10)
     state["totals"]["sent_bytes"] = 1000

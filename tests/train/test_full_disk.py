@@ -167,7 +167,7 @@ def test_events_wait_for_room(disk, logged):
         metrics.write("step", step=number, text="x" * 90)
     written = path.read_text()
     assert written.endswith("}\n")
-    assert metrics.position == len(written) < 4096
+    assert metrics.size_bytes == len(written) < 4096
     assert len(logged.messages) == 1
     assert "cannot be written (" in logged.messages[0]
     disk.free()

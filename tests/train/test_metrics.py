@@ -6,7 +6,8 @@ import math
 import pytest
 
 from isthmus.core import SyncReport
-from isthmus.train.metrics import MetricsFile, Totals, join_parts
+from isthmus.train.metrics import MetricsFile, Totals
+from isthmus.train.summary import join_parts
 
 
 def report(**changes):
@@ -38,7 +39,7 @@ def test_reopened_at_a_position_it_goes_on_from_there(tmp_path):
     path = tmp_path / "a.jsonl"
     metrics = MetricsFile(path)
     metrics.write("step", step=1)
-    position = metrics.position
+    position = metrics.size_bytes
     metrics.write("step", step=2)
     metrics.close()
     again = MetricsFile(path, position)

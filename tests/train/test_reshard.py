@@ -9,20 +9,20 @@ from isthmus.core import State, UserError
 from isthmus.parallel import Mesh
 from isthmus.parallel.state import Part
 from isthmus.train.checkpoint import Checkpoints
-from isthmus.train.reshard import Holding, Resharding, check_fragments
+from isthmus.train.reshard import RankParts, Resharding, check_fragments
 
 MATRIX, BIAS = torch.arange(15.0).view(5, 3), torch.arange(5.0)
 FORMER = Mesh(shard=3)
 
 
-def holding(start: int, stop: int) -> Holding:
+def rank_parts(start: int, stop: int) -> RankParts:
     """Of a rank that has these rows of a matrix and of its bias; the optimizers number them in other orders."""
     parts = {
         "matrix": Part((5, 3), (start, 0), (stop - start, 3)),
         "bias": Part((5,), (start,), (stop - start,)),
         "mean": Part((2,), (0,), (2,)),
     }
-    return Holding(parts, ["bias", "matrix"], [["matrix"], ["bias"]])
+    return RankParts(parts, ["bias", "matrix"], [["matrix"], ["bias"]])
 
 
 def rank_state(start: int, stop: int, in_flight: bool = True) -> State:
@@ -42,7 +42,7 @@ def rank_state(start: int, stop: int, in_flight: bool = True) -> State:
     inner = {0: {"step": torch.tensor(9.0), "exp_avg": 2 * bias}, 1: {"exp_avg": 2 * matrix, "step": torch.tensor(9.0)}}
     outer = {0: {"momentum_buffer": 3 * matrix}, 1: {"momentum_buffer": None}}
     return {
-        "holding": holding(start, stop).state_dict(),
+        "holding": rank_parts(start, stop).state_dict(),
         "model": {"matrix": matrix, "bias": bias, "mean": torch.tensor([1.0, 2.0])},
         "method": {
             "inner_steps": 20,
@@ -66,7 +66,7 @@ def ranks(tmp_path: Path) -> list[State]:
 
 
 def test_everything_elementwise_is_cut_anew(ranks):
-    resharding = Resharding(ranks, holding(1, 5))
+    resharding = Resharding(ranks, rank_parts(1, 5))
     state = resharding.state(1, {"param_groups": ["inner"]}, {"param_groups": ["outer"]})
     matrix, bias = MATRIX[1:], BIAS[1:]
     expected = rank_state(1, 5)
@@ -93,7 +93,7 @@ def test_everything_elementwise_is_cut_anew(ranks):
 
 
 def test_memory_of_parts_as_a_whole_begins_anew_and_is_named(ranks):
-    resharding = Resharding(ranks, holding(0, 5))
+    resharding = Resharding(ranks, rank_parts(0, 5))
     memory = resharding.state(0, {}, {})["method"]["fragments"][0]["state"]
     assert memory["compressor"] == {"effective_ranks": [1.5], "p": {"syncs": 4}, "bypass": {}}
     assert memory["peer_norms"] == [0.5]
@@ -101,13 +101,13 @@ def test_memory_of_parts_as_a_whole_begins_anew_and_is_named(ranks):
 
 
 def test_a_rank_without_rows_has_empty_tensors(ranks):
-    state = Resharding(ranks, holding(5, 5)).state(2, {}, {})
+    state = Resharding(ranks, rank_parts(5, 5)).state(2, {}, {})
     assert state["model"]["matrix"].shape == (0, 3)
     assert state["method"]["in_flight"][0]["pseudo_gradient"][0].shape == (0,)
 
 
 def test_metrics_go_on_where_there_are_some(ranks):
-    resharding = Resharding(ranks, holding(0, 5))
+    resharding = Resharding(ranks, rank_parts(0, 5))
     assert [resharding.state(rank, {}, {})["metrics_bytes"] for rank in range(5)] == [100, 102, 104, 0, 0]
 
 

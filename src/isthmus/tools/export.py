@@ -22,9 +22,9 @@ from isthmus.spec import build
 from isthmus.tools.model_card import TrainingFacts, model_card
 from isthmus.train import assemble
 from isthmus.train.checkpoint import Checkpoints
-from isthmus.train.folder import metrics_path
 from isthmus.train.metrics import Totals
 from isthmus.train.reshard import whole_model
+from isthmus.train.run_folder import metrics_path
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def export(run_dir: Path, to: Path) -> int:
     config = _read_config(run_dir)
     spec = assemble.build_model_spec(config)
     model = spec.build(config.train.seed)
-    checkpoint = _newest_good(run_dir, assemble.layout(config, model))
+    checkpoint = _newest_good(run_dir, assemble.run_identity(config, model))
     load_local_model(model, whole_model(checkpoint.ranks, named_tensors(model)))
     facts = _facts(config, run_dir, checkpoint, model)
     beside = to.with_name(f"{to.name}.tmp")  # renamed when complete, so that nobody reads half a model

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
 from isthmus.tools.report import readable_bytes
-from isthmus.train.folder import metrics_path
+from isthmus.train.run_folder import metrics_path
 
 _PLAIN_SECONDS = 5.0  # between two plain lines
 

@@ -6,18 +6,16 @@ import hashlib
 import inspect
 import json
 import os
-import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from isthmus.compress import COMPRESSORS
 from isthmus.config import OUTER_OPTIMIZERS, RunConfig, TrackConfig, dump, flat
-from isthmus.core import SPLITS, State, UserError
+from isthmus.core import SPLITS, UserError
 from isthmus.data import DATA, DataSet
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES, Adversarial, AdversarialStep, SupervisedStep
 from isthmus.inner.adversarial import is_adversarial
@@ -28,7 +26,10 @@ from isthmus.outer import MERGES, Offload, OuterLoop
 from isthmus.parallel import apply_fsdp, apply_tp, tensor_plan
 from isthmus.parallel.pipeline import Stages
 from isthmus.spec import build, factory
+from isthmus.train.checkpoint_files import RunIdentity
 from isthmus.train.data_parallel import DataParallel
+from isthmus.train.method import Method
+from isthmus.train.outer_loop_method import OuterLoopMethod
 from isthmus.transport import TRANSPORTS, Transport
 from isthmus.transport.configured import ConfiguredTransport
 
@@ -87,7 +88,7 @@ def build_transport(config: RunConfig, **more: Any) -> Transport:
     if config.mesh.num_ranks > 1:
         more["ranks_per_worker"] = config.mesh.num_ranks
     spec = config.outer.transport | json.loads(os.environ.get(SERVED_OPTIONS, "{}"))
-    transport: Transport = build(TRANSPORTS, spec, shared_config=shared, expected_workers=config.train.workers, **more)
+    transport: Transport = build(TRANSPORTS, spec, identity=shared, expected_workers=config.train.workers, **more)
     return transport
 
 
@@ -108,18 +109,21 @@ def spread(config: RunConfig, spec: ModelSpec, model: nn.Module, device_mesh: De
     return stages
 
 
-def build_method(config: RunConfig, model: nn.Module, **more: Any) -> OuterLoop | DataParallel:
-    """Join the other workers with the outer loop, or, without a schedule, with DDP; `more` is for the transport."""
+def build_method(config: RunConfig, model: nn.Module, **more: Any) -> Method:
+    """Join the other workers with the outer loop or, without a schedule, with DDP; `more` is for the transport."""
     outer, transport = config.outer, build_transport(config, **more)
     if outer.schedule is None:
         return DataParallel(model, transport, outer.transport["sync_budget_seconds"])
-    return build_outer_loop(config, model, transport)
+    return OuterLoopMethod(build_outer_loop(config, model, transport))
 
 
 def build_outer_loop(config: RunConfig, model: nn.Module, transport: Transport) -> OuterLoop:
     """The outer loop of a configuration that has one; joins the other workers."""
     outer = config.outer
     assert outer.schedule is not None
+    assert outer.compressor is not None
+    assert outer.merge is not None
+    assert outer.optimizer is not None
     return OuterLoop(
         SPLITS.get(outer.split)(model, outer.schedule.num_fragments),
         outer.schedule,
@@ -183,13 +187,17 @@ def config_hash(config: RunConfig) -> str:
     return hashlib.sha256(json.dumps(shared_keys(config), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def layout(config: RunConfig, model: nn.Module) -> dict[str, Any]:
-    """What must be equal for a checkpoint to fit: the method, the whole model, and what positions are positions in."""
+def fixed_settings(config: RunConfig) -> RunIdentity:
+    """Return the settings that no run can change on its way: method, model, and what positions are positions in."""
     kept = ("model.", "data.", "outer.", "train.workers", "train.seed", "inner.optimizer.type", "inner.batch_size")
     shared = {key: value for key, value in shared_keys(config).items() if key.startswith(kept)}
-    shared = {key: value for key, value in shared.items() if not key.startswith("outer.transport.")}
+    return {key: value for key, value in shared.items() if not key.startswith("outer.transport.")}
+
+
+def run_identity(config: RunConfig, model: nn.Module) -> RunIdentity:
+    """Return what must be equal for a checkpoint to fit: the fixed settings and the whole model's parameters."""
     shapes = {f"parameter {name}": f"{list(p.shape)} {p.dtype}" for name, p in model.named_parameters()}
-    return shared | shapes
+    return fixed_settings(config) | shapes
 
 
 def choose_device() -> torch.device:
@@ -199,32 +207,3 @@ def choose_device() -> torch.device:
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
-
-
-def seed_generators(seed: int, worker: int) -> None:
-    """Random numbers of this worker, for dropout and the like; weights and data have seeds of their own."""
-    own = (seed * 1_000_003 + worker) % 2**32
-    torch.manual_seed(own)
-    np.random.seed(own)
-    random.seed(own)
-
-
-def generator_state() -> State:
-    """The state of all random number generators."""
-    kind, keys, *rest = np.random.get_state()
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-        "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest],
-        "python": random.getstate(),
-    }
-
-
-def set_generator_state(state: State) -> None:
-    """The inverse of `generator_state`."""
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    random.setstate(state["python"])

@@ -1,8 +1,11 @@
 """The baseline's wrapper: torch's `DistributedDataParallel`, measured."""
 
+import ctypes
 import math
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -10,16 +13,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
 
-from isthmus.core import SyncReport
-from isthmus.core.torch_internals import keep_alive
+from isthmus.core import State, SyncReport
 from isthmus.outer import fingerprint
+from isthmus.train.method import Method
 from isthmus.transport import Transport
 from isthmus.transport.peers import ring_bytes
 
 
-class DataParallel:
-    """Averages gradients in every backward pass of what it wraps; driven like an `OuterLoop` that syncs at every step.
+class DataParallel(Method):
+    """Averages gradients in every backward pass of what it wraps: every step is a round.
 
     The model itself takes the anchor's part. Buffers stay each worker's own, as with an outer loop. A worker alone
     trains the bare model.
@@ -30,20 +34,37 @@ class DataParallel:
         sync_budget_seconds: bound on one all-reduce.
     """
 
-    replicated = True
+    evaluates = "model"
+    averages_gradients = True
+    inner_steps = 0
+    is_finished = False
 
     def __init__(self, model: nn.Module, transport: Transport, sync_budget_seconds: float) -> None:
         self.transport, self._model = transport, model
         self._spans: list[tuple[float, float, bool]] = []  # of every bucket, in order: begin, end, whether a pass' last
         self._payload_bytes = 0
-        self._steps = 0
+        self._num_new_steps = 0  # since `take_finished_rounds`
         self._group: dist.ProcessGroup | None = None
         transport.join(self)
         if transport.num_workers > 1:
             self._group = dist.new_group(timeout=timedelta(seconds=sync_budget_seconds))
 
+    def shared_state(self, wait_seconds: float) -> State:
+        """Refuse: the workers are always the same, so none ever has to catch up."""
+        raise AssertionError("ddp is for a world whose workers do not change")
+
+    @property
+    @override
+    def is_training(self) -> bool:
+        return not self.is_finished
+
+    @property
+    @override
+    def param_names(self) -> list[list[str]]:
+        return []
+
+    @override
     def wrap(self, module: nn.Module) -> nn.Module:
-        """The model, or one of its networks with a loss, whose backward passes average; alike on all workers."""
         if self._group is None:
             return module
         with warnings.catch_warnings():
@@ -52,9 +73,14 @@ class DataParallel:
         wrapped.register_comm_hook(None, self._all_reduce)
         return wrapped
 
+    @override
+    def begin_step(self) -> None:
+        pass
+
+    @override
     def step(self) -> list[SyncReport]:
-        """What the last backward pass sent; to be called after every inner step."""
-        self._steps += 1
+        self.inner_steps += 1
+        self._num_new_steps += 1
         if not self._spans:
             return []
         busy, exposed, until = 0.0, 0.0, 0.0
@@ -66,34 +92,58 @@ class DataParallel:
         sent = ring_bytes(self._payload_bytes, num_peers)
         self._spans, self._payload_bytes = [], 0
         hidden = max(0.0, busy - exposed)
-        return [SyncReport(self._steps, "gradients", True, num_peers, sent, sent, busy, hidden, math.nan, math.nan)]
+        return [
+            SyncReport(self.inner_steps, "gradients", True, num_peers, sent, sent, busy, hidden, math.nan, math.nan)
+        ]
 
-    def finish(self) -> list[SyncReport]:
-        """Nothing is left to do."""
+    @override
+    def skip(self) -> list[SyncReport]:
         return []
 
+    @override
+    def finish(self) -> list[SyncReport]:
+        self.is_finished = True
+        return []
+
+    @override
     def close(self) -> None:
-        """Let go of the peers."""
         if self._group is not None:
-            keep_alive(self._group)
+            # DDP frees its group with the interpreter locked, while gloo's thread may wait for that lock: torch 2.13
+            # hangs then, so the group is never freed
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
             dist.destroy_process_group(self._group)
         self.transport.leave()
 
+    @override
+    @contextmanager
+    def anchored(self) -> Iterator[None]:
+        with torch.no_grad():
+            yield
+
+    @override
+    def take_finished_rounds(self) -> list[int]:
+        rounds, self._num_new_steps = [1] * self._num_new_steps, 0
+        return rounds
+
+    @override
     def anchor_hash(self) -> str:
-        """16 hexadecimal digits that differ when any bit of any parameter differs."""
         return fingerprint(self._model.parameters()).hex()
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """The number of steps."""
-        return {"steps": self._steps}
+        return {"steps": self.inner_steps}
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state."""
-        self._steps = state_dict["steps"]
+        self.inner_steps = state_dict["steps"]
 
     # torch compares the annotations of a hook with its own types: no `from __future__ import annotations` in this file
-    def _all_reduce(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """DDP's own averaging, with a clock: divide, then sum."""
+    def _all_reduce(
+        self,
+        state: None,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Average as DDP does, divide and then sum, with a clock."""
         buffer = bucket.buffer().div_(self.transport.num_workers)
         self._payload_bytes += buffer.numel() * buffer.element_size()
         begin, last = time.monotonic(), bucket.is_last()
@@ -103,4 +153,5 @@ class DataParallel:
             self._spans.append((begin, time.monotonic(), last))
             return future.value()[0]
 
-        return work.get_future().then(note_end)
+        averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(note_end)
+        return averaged

@@ -1,4 +1,4 @@
-"""What a model is worth on a fixed validation set."""
+"""Evaluation of a model on a fixed validation set."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def evaluate(
     forward: Callable[[Batch], torch.Tensor] | None = None,
     mesh: DeviceMesh | None = None,
 ) -> dict[str, float]:
-    """Loss (mean over all samples of `batches`), and what else the model measures; the model is left as it was.
+    """Return the mean loss over all samples, and what else the model measures; the model is left as it was.
 
     Args:
         model: maps a batch to the mean of its losses.
@@ -42,7 +42,7 @@ def evaluate(
         there = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]
         sums = {"loss": _sum_of_losses(forward or model, there)}
         if hasattr(model, "measure"):
-            sums |= model.measure(there)
+            sums |= model.measure(there)  # type: ignore[operator]
     model.train(was_training)
     reshard(model)
     if mesh is not None:
@@ -55,6 +55,6 @@ def evaluate(
 
 
 def _sum_of_losses(forward: Callable[[Batch], torch.Tensor], batches: list[Batch]) -> tuple[float, float]:
-    """The sum of all samples' losses; how many samples there are."""
+    """Return the sum of all samples' losses, and how many samples there are."""
     sizes = [len(next(iter(batch.values()))) for batch in batches]
     return sum(size * forward(batch).item() for size, batch in zip(sizes, batches, strict=True)), sum(sizes)

@@ -1,4 +1,4 @@
-"""What a run tells: one JSON object a line while it trains, a summary when it ends.
+"""The metrics of a worker: one JSON object a line while it trains, and what adds up over the run.
 
 Events of `metrics/worker-k.jsonl`, all counted for this worker alone:
 
@@ -28,33 +28,33 @@ _MOST_WAITING = 10_000  # events, of some 200 bytes, that wait for room on the d
 
 
 class MetricsFile:
-    """Appends events to a file that can be cut back to an earlier position.
+    """Appends events to a file that can be cut back to an earlier size.
 
     The file holds whole lines at any time. On a full disk events wait in memory, and follow as soon as there is room.
 
     Args:
         path: of the file.
-        position: in bytes; what lies behind it is cut off.
+        kept_bytes: of the file as it is; what comes behind them is cut off.
         listen: is told every event, too.
     """
 
     def __init__(
         self,
         path: Path,
-        position: int = 0,
+        kept_bytes: int = 0,
         listen: Callable[[str, dict[str, Any]], None] | None = None,
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
-        self._file.truncate(position)
-        self._position, self._listen = position, listen
+        self._file.truncate(kept_bytes)
+        self._size_bytes, self._listen = kept_bytes, listen
         self._waiting = deque[bytes](maxlen=_MOST_WAITING)
 
     @property
-    def position(self) -> int:
-        """Bytes in the file."""
+    def size_bytes(self) -> int:
+        """The size of the file."""
         self._write_out()
-        return self._position
+        return self._size_bytes
 
     def write(self, event: str, **values: Any) -> None:
         """Add one event; numbers that are not finite become null."""
@@ -62,8 +62,8 @@ class MetricsFile:
         self._waiting.append(json.dumps(line, allow_nan=False).encode() + b"\n")
         problem = self._write_out()
         if problem and len(self._waiting) == 1:
-            line = "%s cannot be written (%s): make room there; events wait in memory"
-            _LOGGER.warning(line, self._file.name, problem)
+            warning = "%s cannot be written (%s): make room there; events wait in memory"
+            _LOGGER.warning(warning, self._file.name, problem)
         if self._listen:
             self._listen(event, values)
 
@@ -77,7 +77,7 @@ class MetricsFile:
         self._file.close()
 
     def _write_out(self) -> str:
-        """Write what waits; returns why that cannot be, else nothing."""
+        """Write what waits; return why that cannot be, or an empty string."""
         problem = ""
         while self._waiting and not problem:
             line = self._waiting[0]
@@ -86,20 +86,20 @@ class MetricsFile:
             except OSError as error:
                 problem = error.strerror or str(error)
             if problem:
-                self._file.truncate(self._position)
+                self._file.truncate(self._size_bytes)
             else:
-                self._position += len(self._waiting.popleft())
+                self._size_bytes += len(self._waiting.popleft())
         return problem
 
 
 def whole_lines(path: Path) -> int:
-    """Bytes of a file up to the end of its last whole line; 0 where there is none."""
+    """Return the size of a file up to the end of its last whole line; 0 where there is none."""
     return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
 
 
 @dataclass
 class Totals:
-    """What adds up over a run, on one worker."""
+    """The sums over a run, on one worker."""
 
     steps: int = 0
     tokens: int = 0
@@ -114,7 +114,7 @@ class Totals:
 
     @property
     def compute_seconds(self) -> float:
-        """Training without the waiting."""
+        """The seconds of training without those of waiting."""
         return self.train_seconds - (self.sync_seconds - self.hidden_seconds)
 
     def count_step(self, tokens: int, seconds: float, skipped: bool) -> None:
@@ -132,57 +132,6 @@ class Totals:
         self.received_bytes += report.received_bytes
         self.sync_seconds += report.seconds
         self.hidden_seconds += report.hidden_seconds
-
-
-def part_of_summary(recipe: str, workers: int, totals: Totals, **known: Any) -> dict[str, Any]:
-    """A worker's part of the summary: `known`, what the run was, and what it came to."""
-    evaluation = known["evaluation"]
-    return {
-        "recipe": recipe,
-        "workers": workers,
-        "tokens_per_worker": totals.tokens,
-        "compute_seconds": totals.compute_seconds,
-        "eval_loss": evaluation["loss"] if evaluation else None,
-        **asdict(totals),
-        **known,
-    }
-
-
-def join_parts(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """One summary of a run from those of its workers, in the order of their numbers.
-
-    What all share comes from the first, evaluation from the worker that evaluated; the rest becomes a list, a value
-    per worker.
-    """
-    first = parts[0]
-    joined: dict[str, Any] = {key: first[key] for key in _SHARED}
-    joined |= {key: [part[key] for part in parts] for key in _EACH}
-    joined["anchor_hash"] = {f"worker-{part['worker']}": part["anchor_hash"] for part in parts}
-    return joined
-
-
-_SHARED = (
-    "recipe",
-    "workers",
-    "steps",
-    "finished",
-    "tokens_per_worker",
-    "num_parameters",
-    "eval_loss",
-    "evaluation",
-    "num_syncs",
-    "config_hash",
-)
-_EACH = (
-    "sent_bytes",
-    "received_bytes",
-    "refused_syncs",
-    "skipped_steps",
-    "train_seconds",
-    "compute_seconds",
-    "sync_seconds",
-    "hidden_seconds",
-)
 
 
 def _finite(value: Any) -> Any:

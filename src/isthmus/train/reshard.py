@@ -12,44 +12,43 @@ import torch
 from torch import nn
 
 from isthmus.core import State, UserError
-from isthmus.outer import OuterLoop, with_present_names
+from isthmus.outer import with_present_names
 from isthmus.parallel import Mesh
 from isthmus.parallel.state import Part, Stored, assemble, named_tensors
 from isthmus.train.checkpoint import Checkpoints
-from isthmus.train.data_parallel import DataParallel
+from isthmus.train.method import Method
 
 _LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Holding:
-    """What a rank holds of its worker's model, and in which order the lists of its state have it."""
+class RankParts:
+    """The parts that a rank has of its worker's tensors, and in which order the lists of its state have them."""
 
     parts: dict[str, Part]  # by the names of parameters and buffers
-    optimizer: list[str]  # names, in the order of the inner optimizer
-    fragments: list[list[str]]
+    optimizer: list[str]  # names of parameters, in the order of the inner optimizer
+    fragments: list[list[str]]  # names of parameters
 
     @classmethod
-    def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, method: OuterLoop | DataParallel) -> Holding:
-        """This rank's."""
-        fragments = method.state.fragments if isinstance(method, OuterLoop) else []
+    def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, fragments: list[list[str]]) -> RankParts:
+        """Return this rank's; `fragments` are the names of each fragment's parameters."""
         parts = {name: Part.of(tensor) for name, tensor in named_tensors(model).items()}
         names = {param: name for name, param in model.named_parameters()}
         order = [names[param] for group in optimizer.param_groups for param in group["params"]]
-        return cls(parts, order, [fragment.param_names for fragment in fragments])
+        return cls(parts, order, fragments)
 
     @property
     def outer_optimizer(self) -> list[str]:
-        """Names, in the order of the outer optimizer."""
+        """The names of parameters in the order of the outer optimizer."""
         return [name for names in self.fragments for name in names]
 
     def state_dict(self) -> State:
-        """As plain values."""
+        """Return all of it as plain values."""
         return asdict(self)
 
     @classmethod
-    def from_state_dict(cls, state: State) -> Holding:
-        """The inverse of `state_dict`."""
+    def from_state_dict(cls, state: State) -> RankParts:
+        """Return what `state_dict` described."""
         return cls(**state | {"parts": {name: Part(**part) for name, part in state["parts"].items()}})
 
 
@@ -58,9 +57,9 @@ def load_resharded(
     step: int,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    method: OuterLoop | DataParallel,
+    method: Method,
 ) -> State:
-    """What this process saved after `step`; where the mesh was another one, what it would have saved on this one.
+    """Return what this process saved after `step`; if the mesh was another one, what it would have saved on this one.
 
     There are no `generators` then, for the ranks that drew those numbers are gone.
 
@@ -77,10 +76,10 @@ def load_resharded(
     there = checkpoints.mesh_of(step)
     if there.division == checkpoints.mesh.division:
         return checkpoints.load(step)
-    assert isinstance(method, OuterLoop)  # without one a worker has one rank
-    check_fragments(len(method.state.fragments), there, checkpoints.mesh)
-    moved = Resharding(checkpoints.load_ranks(step), Holding.of(model, optimizer, method))
-    state = moved.state(checkpoints.rank, optimizer.state_dict(), method.state.outer_optimizer.state_dict())
+    fragments, outer_optimizer = method.param_names, method.state_dict()["outer_optimizer"]
+    check_fragments(len(fragments), there, checkpoints.mesh)
+    moved = Resharding(checkpoints.load_ranks(step), RankParts.of(model, optimizer, fragments))
+    state = moved.state(checkpoints.rank, optimizer.state_dict(), outer_optimizer)
     if checkpoints.worker == checkpoints.rank == 0:
         anew = ", ".join(["random numbers", *(f"compressor memory {path!r}" for path in sorted(moved.forgotten))])
         _LOGGER.info("resuming a checkpoint of %s on %s; begin anew: %s", there, checkpoints.mesh, anew)
@@ -109,13 +108,13 @@ class Resharding:
         forgotten: paths of compressor memory that belongs to the former parts as a whole: it begins anew.
     """
 
-    def __init__(self, ranks: list[State], own: Holding) -> None:
+    def __init__(self, ranks: list[State], own: RankParts) -> None:
         self.ranks, self.own = ranks, own
-        self.there = [Holding.from_state_dict(rank["holding"]) for rank in ranks]
+        self.there = [RankParts.from_state_dict(rank["holding"]) for rank in ranks]
         self.forgotten = set[str]()
 
     def state(self, rank: int, inner: State, outer: State) -> State:
-        """What rank number `rank` would have saved on the new mesh, but for its random numbers.
+        """Return what rank number `rank` would have saved on the new mesh, but for its random numbers.
 
         Args:
             rank: inside the worker.
@@ -125,7 +124,7 @@ class Resharding:
         first, models = self.ranks[0], [saved["model"] for saved in self.ranks]
         inner_steps = [saved["inner_step"] for saved in self.ranks]
         methods = [with_present_names(saved["method"]) for saved in self.ranks]
-        orders = [holding.optimizer for holding in self.there]
+        orders = [parts.optimizer for parts in self.there]
         optimizers = [saved["optimizer"] for saved in inner_steps]
         return {
             **{key: value for key, value in first.items() if key != "generators"},
@@ -139,7 +138,7 @@ class Resharding:
         }
 
     def _method(self, methods: list[State], outer: State) -> State:
-        first, orders = methods[0], [holding.outer_optimizer for holding in self.there]
+        first, orders = methods[0], [parts.outer_optimizer for parts in self.there]
         optimizers = [saved["outer_optimizer"] for saved in methods]
         return {
             **first,
@@ -165,7 +164,7 @@ class Resharding:
         }
 
     def _optimizer(self, saved: list[State], orders: list[list[str]], fresh: State, names: list[str]) -> State:
-        """The state of a torch optimizer; its groups, which may be others now, are the `fresh` one's."""
+        """Return the state of a torch optimizer; its groups, which may be others now, are the `fresh` one's."""
         ranks = [
             {order[number]: entries for number, entries in one["state"].items()}
             for one, order in zip(saved, orders, strict=True)
@@ -179,7 +178,7 @@ class Resharding:
         return {**fresh, "state": state}
 
     def _memory(self, index: int, memories: list[State], of_fragment: bool = True, path: str = "") -> State:
-        """A compressor's, as far as it can move.
+        """Return a compressor's memory, as far as it can move.
 
         Args:
             index: of the fragment.
@@ -202,18 +201,18 @@ class Resharding:
                 self.forgotten.add(path + key)
         return result
 
-    def _is_elementwise(self, index: int, there: Holding, value: Any) -> bool:
+    def _is_elementwise(self, index: int, there: RankParts, value: Any) -> bool:
         sizes = [there.parts[name].sizes for name in there.fragments[index]]
         return isinstance(value, list) and [getattr(stored, "shape", None) for stored in value] == sizes
 
-    def _cut_all(self, index: int, lists: list[list[Stored]]) -> list[torch.Tensor]:
-        """A tensor for every parameter that this rank has of a fragment."""
-        orders = [holding.fragments[index] for holding in self.there]
+    def _cut_all(self, index: int, lists: list[Any]) -> list[torch.Tensor]:
+        """Return a tensor for every parameter that this rank has of a fragment."""
+        orders = [parts.fragments[index] for parts in self.there]
         ranks = [dict(zip(order, tensors, strict=True)) for order, tensors in zip(orders, lists, strict=True)]
         return [self._cut(name, [rank.get(name) for rank in ranks]) for name in self.own.fragments[index]]
 
     def _cut(self, name: str, values: list[Any]) -> Any:
-        """This rank's part of what belongs to a parameter; the ranks that hold none of it have None."""
+        """Return this rank's part of what belongs to a parameter; the ranks that hold none of it have None."""
         held = [(there, value) for there, value in zip(self.there, values, strict=True) if value is not None]
         if not held or not isinstance(held[0][1], Stored):
             return held[0][1] if held else None
@@ -229,7 +228,7 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def whole_model(ranks: list[State], names: Iterable[str]) -> dict[str, torch.Tensor]:
-    """The whole model that the ranks of a worker saved, with the anchors in its parameters where there are any.
+    """Return the whole model that the ranks of a worker saved, with the anchors in its parameters if there are any.
 
     Args:
         ranks: their states, tensors as `Stored`.
@@ -237,7 +236,7 @@ def whole_model(ranks: list[State], names: Iterable[str]) -> dict[str, torch.Ten
     """
     pieces = defaultdict[str, list[tuple[Part, Stored]]](list)
     for rank in ranks:
-        there, values = Holding.from_state_dict(rank["holding"]), dict(rank["model"])
+        there, values = RankParts.from_state_dict(rank["holding"]), dict(rank["model"])
         for held, fragment in zip(there.fragments, rank["method"].get("fragments", []), strict=True):
             values |= dict(zip(held, fragment["anchor"], strict=True))
         for name, stored in values.items():

@@ -1,37 +1,37 @@
-"""One worker of a run, or one rank of it: the loop around inner step and outer loop."""
+"""One worker of a run, or one rank of it: the loop around inner step and method."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from torch.distributed import HashStore
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from isthmus.config import RunConfig, dump
-from isthmus.core import State, SyncReport, UserError
-from isthmus.data import DataSet, open_batches
+from isthmus.core import SyncReport, UserError
+from isthmus.data import DataSet, LeasesExhausted
 from isthmus.inner.micro_batch import find_fastest
 from isthmus.inner.pipelined import PipelinedStep
-from isthmus.outer import OuterLoop, anchored
-from isthmus.parallel.state import load_local_model, local_state, named_tensors, sharded_optimizer_state
-from isthmus.train import assemble
+from isthmus.train import assemble, random_state
 from isthmus.train.checkpoint import Checkpoints, NotSaved
-from isthmus.train.common_steps import Unsaved, newest_common
-from isthmus.train.data_parallel import DataParallel
+from isthmus.train.common_checkpoints import MissingCheckpoints
+from isthmus.train.elastic_lifecycle import ElasticLifecycle
 from isthmus.train.evaluate import evaluate
-from isthmus.train.folder import metrics_path, reason_of, write_file, write_summary
-from isthmus.train.metrics import MetricsFile, Totals, part_of_summary
+from isthmus.train.lifecycle import Lifecycle
+from isthmus.train.metrics import MetricsFile, Totals
 from isthmus.train.process import Process, peers_named
-from isthmus.train.reshard import Holding, load_resharded
-from isthmus.train.stopping import Stopping
+from isthmus.train.reshard import load_resharded
+from isthmus.train.run_folder import metrics_path, reason_of, write_file
+from isthmus.train.static_lifecycle import StaticLifecycle
+from isthmus.train.summary import part_of_summary, write_summary
 from isthmus.train.trackers import Trackers
+from isthmus.train.worker_state import WorkerState
 from isthmus.transport import TransportError
-from isthmus.transport.rendezvous import open_store
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -40,114 +40,111 @@ class Trainer:
     """One worker, connected to the others; where it has several ranks, one of them."""
 
     def __init__(self, config: RunConfig, process: Process, trackers: Trackers) -> None:
-        self.config, self.process, self.run_dir = config, process, Path(config.train.run_dir)
-        self.trackers = trackers
-        self.worker = process.worker
-        model_spec = assemble.build_model_spec(config)
-        data_set = assemble.open_data(config, model_spec)
-        self.device = assemble.choose_device()
-        self.model = model_spec.build(config.train.seed).to(self.device)
+        self.config, self.process, self.trackers = config, process, trackers
+        self.run_dir, self.device = Path(config.train.run_dir), assemble.choose_device()
+        spec = assemble.build_model_spec(config)
+        data_set = assemble.open_data(config, spec)
+        self.model = spec.build(config.train.seed).to(self.device)
         self._num_parameters = sum(param.numel() for param in self.model.parameters())
-        layout = assemble.layout(config, self.model)  # of the whole model
-        stages = assemble.spread(config, model_spec, self.model, process.device_mesh)
-        self.stream = self._open_stream(data_set)
-        num_samples = config.train.eval_batches * config.inner.batch_size
-        validation = data_set.validation(config.inner.batch_size, num_samples) if self.worker == 0 else []
-        self.validation = process.own_share(validation)
+        identity = assemble.run_identity(config, self.model)  # of the whole model
+        stages = assemble.spread(config, spec, self.model, process.device_mesh)
+        lifecycle = ElasticLifecycle if assemble.is_elastic(config) else StaticLifecycle
+        self.lifecycle: Lifecycle = lifecycle(config, process, data_set)
+        self.validation = self._open_validation(data_set)
         folder = self.run_dir / "checkpoints"
-        self.checkpoints = Checkpoints(folder, self.worker, layout, process.rank, process.mesh)
-        self.totals = Totals()
-        self.evaluation: dict[str, float] | None = None
-        self.method: OuterLoop | DataParallel = self._build_method()
+        self.checkpoints = Checkpoints(folder, process.worker, identity, process.rank, process.mesh)
+        self.method = assemble.build_method(config, self.model, **self.lifecycle.transport_options)
         self.clock = self.method.transport.now
-        self._inner_step_needs_others = isinstance(self.method, DataParallel) or process.mesh.num_ranks > 1
-        options = {"wrap": self.method.wrap} if isinstance(self.method, DataParallel) else {}
-        self.inner_step = assemble.build_inner_step(config, self.model, process.device_mesh, stages, **options)
-        self._metrics_bytes = 0
-        self._saved_step = -1
+        wrap = self.method.wrap
+        self.inner_step = assemble.build_inner_step(config, self.model, process.device_mesh, stages, wrap)
+        self._step_needs_others = self.method.averages_gradients or process.mesh.num_ranks > 1
+        self.state = WorkerState(config.train.seed, process, self.model, self.inner_step, self.method, self.lifecycle)
+        self.evaluation: dict[str, float] | None = None  # what the last one found
+        self._kept_metrics_bytes = 0
+        self._has_begun = False  # there is a checkpoint to go on from
+        self._has_changed = True  # since the last checkpoint
         self._not_saved: NotSaved | None = None  # the last checkpoint could not be written
-        self._unsaved = Unsaved(HashStore())
-        self._last_position = self.position
-        if config.inner.micro_batch_size == "auto":
-            (sample,) = data_set.validation(config.inner.batch_size, config.inner.batch_size)
-            self.inner_step.micro_batch_size = find_fastest(self.inner_step, sample)
-            _LOGGER.info("micro-batches of %s are the fastest here", self.inner_step.micro_batch_size)
-        assemble.seed_generators(config.train.seed, process.dropout_seed)
+        self._missing = MissingCheckpoints(HashStore())
+        self._last_step = self.steps_done  # for which was asked what is due
+        self._find_micro_batch_size(data_set)
+        random_state.seed(config.train.seed, process.dropout_seed)
+
+    @property
+    def totals(self) -> Totals:
+        """What this worker has counted since the run began."""
+        return self.state.totals
+
+    @property
+    def steps_done(self) -> int:
+        """The steps of the whole run that are done, by whoever took part."""
+        return self.method.inner_steps
 
     def restore(self) -> None:
-        """Become what the newest checkpoint says that all workers hold undamaged."""
-        step = newest_common(self.checkpoints.usable(), self.method.transport)
-        if step is None:
-            raise UserError(
-                f"{self.checkpoints.folder} holds no usable checkpoint that all workers have: "
-                "begin a new run with another train.run_dir"
-            )
-        state = self._load(step)
-        if state["finished"] and step >= self.config.train.steps:
-            raise UserError(f"{self.run_dir} is finished after {step} steps: raise train.steps to train on")
-        self._become(state, step)
-        self.checkpoints.discard_after(step)
-
-    def _load(self, step: int) -> State:
-        """What this rank saved after `step`, or would have saved on the present mesh."""
-        return load_resharded(self.checkpoints, step, self.model, self.inner_step.optimizer, self.method)
-
-    def _become(self, state: State, step: int) -> None:
-        """Stand where a checkpoint stands."""
-        load_local_model(self.model, state["model"])
-        self._restore_inner_step(state["inner_step"])
-        self._restore_stream(state["stream"])
-        self.totals = Totals(**state["totals"])
-        self._metrics_bytes = state["metrics_bytes"]
-        self._saved_step = step
-        if "generators" in state:
-            assemble.set_generator_state(state["generators"])
-        else:  # the ranks were others
-            assemble.seed_generators(self.config.train.seed + step, self.process.dropout_seed)
-        self.method.load_state_dict(state["method"])  # last: it sends again what was in flight
-        self._last_position = self.position
+        """Go on from the newest checkpoint that the lifecycle allows."""
+        self.checkpoints.discard_half_done()
+        step, saved_bytes = self.lifecycle.choose_checkpoint(self.checkpoints.usable(), self.method.transport), 0
+        if step is not None:
+            state = load_resharded(self.checkpoints, step, self.model, self.inner_step.optimizer, self.method)
+            if state["finished"] and step >= self.config.train.steps:
+                raise UserError(f"{self.run_dir} is finished after {step} steps: raise train.steps to train on")
+            if self.lifecycle.has_caught_up(self.method.state_dict()):
+                self.state.load_own(state)
+            else:
+                self.state.load_state_dict(state, step)
+                self._has_changed = False
+            saved_bytes, self._has_begun, self._last_step = state["metrics_bytes"], True, self.steps_done
+            self.checkpoints.discard_after(step)
+        self._kept_metrics_bytes = self.lifecycle.kept_metrics_bytes(self._metrics_path, saved_bytes)
 
     def run(self) -> dict[str, Any]:
-        """Train from where this worker stands; returns its part of the summary."""
-        self._open_folder()
-        transport, steps = self.method.transport, self.config.train.steps
-        world_size = self.process.world_size
-        store = HashStore() if world_size == 1 else open_store()[0]
-        self._unsaved = Unsaved(HashStore() if world_size == 1 else open_store()[0])
-        budget_seconds = self.config.outer.transport["sync_budget_seconds"]
-        if self._saved_step < 0 and self.config.train.checkpoint_every:
-            self._save(finished=False)
-            transport.commit(transport.quorum(0), True)  # all have tried: killed at any step, the run can go on
+        """Train until the run is finished or this worker is told to stop; return its part of the summary."""
+        self._open_files()
         try:
-            with Stopping(store, self.process.world_rank, world_size, budget_seconds) as stopping:
-                while self.totals.steps < steps and stopping.may_start(self.totals.steps + 1):
-                    self._train_step()
-                finished = self.totals.steps == steps
-                self._conclude(finished)
-            self._leave()
+            stopping = self.lifecycle.stopping(self.method.transport)
+            self._missing = self.lifecycle.missing_checkpoints()
+            if not self._has_begun:
+                wants_checkpoints = self.config.train.checkpoint_every > 0
+                self.lifecycle.begin(self._save if wants_checkpoints else None, self.method.transport)
+            with stopping:
+                for turn in itertools.count(1):  # equal on all ranks; a turn need not be a step
+                    if self.method.is_finished or not stopping.may_start(turn):
+                        break
+                    self._take_turn()
+            self._conclude()
         except TransportError as error:
-            self.metrics.write("fault", step=self.totals.steps, reason=str(error))
+            self.metrics.write("fault", step=self.steps_done, reason=str(error))
             raise
         finally:
             self.metrics.close()
-        if not finished and self.process.world_rank == 0:
-            how = f"isthmus train {self.run_dir}/config.yaml --resume"
-            _LOGGER.info("stopped after step %s; go on with: %s", self.totals.steps, how)
-        return self._end(finished)
+        line = "" if self.method.is_finished else self.lifecycle.how_to_resume(self.steps_done)
+        if line:
+            _LOGGER.info(line)
+        return self._summarize()
+
+    def _take_turn(self) -> None:
+        if self.method.is_training and self.steps_done < self.config.train.steps:
+            self._train_step()
+        else:
+            self._note(self.method.finish())
 
     def _train_step(self) -> None:
-        """Steps 1 to 4 of a training step: batch, inner step, outer loop, then log, evaluate, save."""
+        """Take one training step: batch, inner step, method, then log, evaluate, save."""
         train = self.config.train
-        batch = {name: tensor.to(self.device) for name, tensor in next(self.stream).items()}
+        self.inner_step.set_progress(self.steps_done)
+        self.method.begin_step()
+        try:
+            batch = {name: tensor.to(self.device) for name, tensor in next(self.lifecycle.batches).items()}
+        except LeasesExhausted:
+            self._note(self.method.skip())
+            return
         begin = self.clock()
-        with peers_named(self.method.transport, self.totals.steps) if self._inner_step_needs_others else nullcontext():
+        with peers_named(self.method.transport, self.steps_done) if self._step_needs_others else nullcontext():
             metrics = self.inner_step(self.process.own_rows(batch))
         reports = self.method.step()
-        if isinstance(self.method, DataParallel):
-            self._follow(1)
-        self.totals.count_step(self.stream.tokens_per_batch, self.clock() - begin, metrics["skipped"] > 0)
-        step, before = self.position, self._last_position
-        self._last_position = step
+        tokens = self.lifecycle.batches.tokens_per_batch
+        self.totals.count_step(tokens, self.clock() - begin, metrics["skipped"] > 0)
+        step, before = self.steps_done, self._last_step
+        self._last_step = step
 
         def due(every: int) -> bool:
             return every > 0 and step // every > before // every
@@ -162,133 +159,75 @@ class Trainer:
         if due(train.eval_every):
             self._evaluate()
         if due(train.checkpoint_every):
-            self._save(finished=False)
-
-    @property
-    def position(self) -> int:
-        """Steps of the whole run that are done."""
-        return self.totals.steps
-
-    def _open_stream(self, data_set: DataSet) -> Any:
-        train = self.config.train
-        return open_batches(data_set, train.seed, self.config.inner.batch_size, self.worker, train.workers)
-
-    def _stream_state(self) -> State:
-        return dict(self.stream.state_dict())
-
-    def _restore_inner_step(self, state: State) -> None:
-        optimizer = sharded_optimizer_state(self.inner_step.optimizer, state["optimizer"])
-        self.inner_step.load_state_dict({**state, "optimizer": optimizer})
-
-    def _restore_stream(self, state: State) -> None:
-        self.stream.load_state_dict(state)
-
-    def _build_method(self) -> OuterLoop | DataParallel:
-        return assemble.build_method(self.config, self.model)
-
-    def _conclude(self, finished: bool) -> None:
-        """Land what is in flight where this is the end of the run; leave a checkpoint behind either way."""
-        if finished:
-            self._note(self.method.finish())
-            self._evaluate()
-        if finished or self._saved_step != self.position:
-            self._save(finished, last=True)
-
-    def _leave(self) -> None:
-        """Disconnect; the ranks of a worker need each other for its hash."""
-        self._anchor_hash = self.method.anchor_hash()
-        self.method.close()
+            self._save()
 
     def _note(self, reports: list[SyncReport]) -> None:
         """Write down and count syncs; they prove which checkpoints everybody has, so older ones can go."""
-        method, schedule = self.method, self.config.outer.schedule
+        self._has_changed = True
         for report in reports:
-            self.metrics.write_sync(self.position, report)
+            self.metrics.write_sync(self.steps_done, report)
             self.totals.add(report)
-            if (
-                isinstance(method, OuterLoop)
-                and report.committed
-                and report.fragment == method.state.fragments[-1].name
-            ):
-                self._follow(method.state.schedule.round_steps(self.position))
+        for num_steps in self.method.take_finished_rounds():
+            if hasattr(self.model, "after_sync"):  # it computes what it keeps of the anchors
+                with self.method.anchored():
+                    self.model.after_sync(num_steps)  # type: ignore[operator]
         if reports:
-            sent_at = self.position - (schedule.overlap_steps if schedule else 0)
-            self.checkpoints.prune(self.config.train.keep_checkpoints, last_common=sent_at - 1, unsaved=self._unsaved)
+            schedule = self.config.outer.schedule
+            sent_at = self.steps_done - (schedule.overlap_steps if schedule else 0)
+            self.checkpoints.prune(self.config.train.keep_checkpoints, sent_at - 1, self._missing)
 
     def _log(self, metrics: dict[str, float]) -> None:
-        totals = self.totals
+        totals, step = self.totals, self.steps_done
         values = {name: value for name, value in metrics.items() if name != "skipped"}
-        self.metrics.write("step", step=self.position, tokens=totals.tokens, seconds=totals.train_seconds, **values)
-        if not self.process.is_first_rank:
-            return
-        rate = totals.tokens / max(totals.train_seconds, 1e-9)
-        step = f"step {self.position}/{self.config.train.steps}"
-        _LOGGER.info(f"{step}  loss {metrics['loss']:.4f}  {rate:,.0f} tokens/s")
-
-    @torch.no_grad()
-    def _follow(self, num_steps: int) -> None:
-        """Let the model compute what it keeps of the anchors; where there are none, of itself."""
-        if hasattr(self.model, "after_sync"):
-            with nullcontext() if isinstance(self.method, DataParallel) else anchored(self.method.state.fragments):
-                self.model.after_sync(num_steps)
+        self.metrics.write("step", step=step, tokens=totals.tokens, seconds=totals.train_seconds, **values)
+        if self.process.is_first_rank:
+            rate = totals.tokens / max(totals.train_seconds, 1e-9)
+            line = "step %d/%d  loss %.4f  %s tokens/s"
+            _LOGGER.info(line, step, self.config.train.steps, metrics["loss"], f"{rate:,.0f}")
 
     def _evaluate(self) -> None:
-        """Of the anchor, or of the model where there is none; worker 0 does it, with all its ranks."""
-        if self.worker != 0:
+        """Evaluate what stands for the run's result; worker 0 does it, with all its ranks."""
+        if self.process.worker != 0:
             return
-        if isinstance(self.method, DataParallel):
-            subject, look = "model", nullcontext()
-        else:
-            subject, look = "anchor", anchored(self.method.state.fragments)
-        with torch.no_grad(), look:
-            forward = self.inner_step.pipeline.evaluate if isinstance(self.inner_step, PipelinedStep) else None
+        forward = self.inner_step.pipeline.evaluate if isinstance(self.inner_step, PipelinedStep) else None
+        with self.method.anchored():
             self.evaluation = evaluate(self.model, self.validation, self.device, forward, self.process.device_mesh)
-        self.metrics.write("eval", step=self.position, **self.evaluation, of=subject)
+        self.metrics.write("eval", step=self.steps_done, **self.evaluation, of=self.method.evaluates)
 
-    def _save(self, finished: bool, last: bool = False) -> None:
+    def _save(self, last: bool = False) -> None:
         """Write a checkpoint. Where that cannot be, training goes on, and the next one is tried when it is due."""
-        state = {
-            "holding": Holding.of(self.model, self.inner_step.optimizer, self.method).state_dict(),
-            "model": local_state(named_tensors(self.model)),
-            "method": self.method.state_dict(),
-            "inner_step": local_state(self.inner_step.state_dict()),
-            "stream": self._stream_state(),
-            "generators": assemble.generator_state(),
-            "totals": asdict(self.totals),
-            "metrics_bytes": self.metrics.position,
-            "finished": finished,
-        }
+        step, state = self.steps_done, self.state.state_dict()
+        state |= {"metrics_bytes": self.metrics.size_bytes, "finished": self.method.is_finished}
         try:
-            self.checkpoints.save(self.position, state)
+            self.checkpoints.save(step, state)
         except NotSaved as error:
             self._not_saved = error
-            self._unsaved.add(self.position)
-            self.metrics.write("fault", step=self.position, reason=str(error))
+            self._missing.add(step)
+            self.metrics.write("fault", step=step, reason=str(error))
             if not last:
                 _LOGGER.warning("%s; training goes on, and the next checkpoint is tried when it is due", error)
             return
-        self._saved_step, self._not_saved = self.position, None
+        self._has_changed, self._not_saved = False, None
 
-    def _open_folder(self) -> None:
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        if self.process.is_first_rank:
-            (self.run_dir / f"worker-{self.worker}.json").unlink(missing_ok=True)
-        path = self.run_dir / "config.yaml"
-        if self.process.world_rank == 0 or not path.exists():  # the folder may be this worker's alone
-            write_file(path, yaml.safe_dump(dump(self.config), sort_keys=False))
-        path = metrics_path(self.run_dir, self.worker, self.process.rank)
-        self.metrics = MetricsFile(path, self._metrics_bytes, self.trackers.take)
-        self.trackers.begin(self.position, self.totals)
+    def _conclude(self) -> None:
+        """Evaluate where this is the end of the run; leave a checkpoint behind either way; disconnect."""
+        finished = self.method.is_finished
+        if finished:
+            self._evaluate()
+        if finished or self._has_changed:
+            self._save(last=True)
+        self._anchor_hash = self.method.anchor_hash()  # the ranks of a worker need each other for it
+        self.method.close()
 
-    def _end(self, finished: bool) -> dict[str, Any]:
-        """Write the summary; raise what could not be kept."""
+    def _summarize(self) -> dict[str, Any]:
+        """Write this worker's part of the summary and return it; raise what could not be kept."""
         part = part_of_summary(
             self.config.outer.recipe,
             self.config.train.workers,
             self.totals,
-            worker=self.worker,
-            steps=self.position,
-            finished=finished,
+            worker=self.process.worker,
+            steps=self.steps_done,
+            finished=self.method.is_finished,
             num_parameters=self._num_parameters,
             evaluation=self.evaluation,
             anchor_hash=self._anchor_hash,
@@ -304,3 +243,30 @@ class Trainer:
         if self._not_saved is not None:
             raise self._not_saved
         return part
+
+    @property
+    def _metrics_path(self) -> Path:
+        return metrics_path(self.run_dir, self.process.worker, self.process.rank)
+
+    def _open_files(self) -> None:
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        if self.process.is_first_rank:
+            (self.run_dir / f"worker-{self.process.worker}.json").unlink(missing_ok=True)
+        path = self.run_dir / "config.yaml"
+        if self.process.world_rank == 0 or not path.exists():  # the folder may be this worker's alone
+            write_file(path, yaml.safe_dump(dump(self.config), sort_keys=False))
+        self.metrics = MetricsFile(self._metrics_path, self._kept_metrics_bytes, self.trackers.take)
+        self.trackers.begin(self.steps_done, self.totals)
+
+    def _open_validation(self, data_set: DataSet) -> list[dict[str, torch.Tensor]]:
+        """Return this rank's share of the validation set; only worker 0 has one."""
+        if self.process.worker != 0:
+            return self.process.own_share([])
+        batch_size = self.config.inner.batch_size
+        return self.process.own_share(data_set.validation(batch_size, self.config.train.eval_batches * batch_size))
+
+    def _find_micro_batch_size(self, data_set: DataSet) -> None:
+        if self.config.inner.micro_batch_size == "auto":
+            (sample,) = data_set.validation(self.config.inner.batch_size, self.config.inner.batch_size)
+            self.inner_step.micro_batch_size = find_fastest(self.inner_step, sample)
+            _LOGGER.info("micro-batches of %d are the fastest here", self.inner_step.micro_batch_size)

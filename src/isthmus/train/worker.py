@@ -7,10 +7,8 @@ from typing import Any
 
 from isthmus.config import RunConfig
 from isthmus.core import UserError
-from isthmus.train import assemble
-from isthmus.train.elastic_trainer import ElasticTrainer
-from isthmus.train.folder import metrics_path
 from isthmus.train.process import find_process
+from isthmus.train.run_folder import metrics_path
 from isthmus.train.trackers import open_trackers
 from isthmus.train.trainer import Trainer
 
@@ -38,7 +36,7 @@ def train(config: RunConfig, resume: bool = False) -> dict[str, Any]:
     if not resume and metrics_path(run_dir, process.worker, process.rank).exists():
         raise UserError(f"{run_dir} holds a run already: go on with it by --resume, or choose another train.run_dir")
     with open_trackers(config, process) as trackers:
-        trainer = (ElasticTrainer if assemble.is_elastic(config) else Trainer)(config, process, trackers)
+        trainer = Trainer(config, process, trackers)
         if resume:
             trainer.restore()
         return trainer.run()

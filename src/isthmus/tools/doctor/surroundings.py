@@ -15,7 +15,7 @@ from isthmus.data import open_batches
 from isthmus.tools.doctor.check import Check, Status
 from isthmus.tools.report import readable_bytes
 from isthmus.train import assemble
-from isthmus.train.folder import metrics_path
+from isthmus.train.run_folder import metrics_path
 from isthmus.transport.address import resolve
 from isthmus.transport.configured import Finding
 

@@ -15,7 +15,7 @@ from isthmus.tools.profile.inner import MicroBatch, count_flops, try_sizes
 from isthmus.tools.profile.sync import Link, SyncTimes, measure_syncs, model_link
 from isthmus.tools.report import LINKS
 from isthmus.tools.show import sync_bytes
-from isthmus.train import assemble
+from isthmus.train import assemble, random_state
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def profile(config: RunConfig) -> Profile:
     data_set = assemble.open_data(config, spec)
     device = assemble.choose_device()
     model = spec.build(seed).to(device)
-    assemble.seed_generators(seed, 0)
+    random_state.seed(seed, 0)
     step = assemble.build_inner_step(config, model)
     stream = open_batches(data_set, seed, inner.batch_size, 0, 1)
     batch = {name: tensor.to(device) for name, tensor in next(stream).items()}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from isthmus.config import RunConfig
 from isthmus.train.assemble import shared_keys
-from isthmus.train.folder import name_of
 from isthmus.train.process import Process
+from isthmus.train.run_folder import name_of
 from isthmus.train.trackers.base import Tracker, Trackers
 from isthmus.train.trackers.prometheus import Prometheus
 from isthmus.train.trackers.tensorboard import TensorBoard

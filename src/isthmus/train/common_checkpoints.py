@@ -1,4 +1,4 @@
-"""Which checkpoints all workers hold: a run goes on only from such a one."""
+"""The checkpoints that all workers hold: a run goes on only from one of these."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch.distributed import Store
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from isthmus.transport import PeerLost, Transport
 
-_MOST = 64  # that ranks compare when they resume
+_MOST_STEPS = 64  # that ranks compare when they resume
 
 
-class Unsaved:
-    """Steps whose checkpoint some worker could not write: a run goes on only from a step that all hold.
+class MissingCheckpoints:
+    """The steps whose checkpoint some worker could not write: no run goes on from there.
 
     Args:
         store: reaches all workers.
@@ -24,12 +24,12 @@ class Unsaved:
         self._store = store
 
     def add(self, step: int) -> None:
-        """Tell the others, before this worker takes part in another sync."""
+        """Tell the other workers, before this one takes part in another sync."""
         with _lost_store():
             self._store.set(f"unsaved/{step}", "")
 
     def __contains__(self, step: object) -> bool:
-        """Whether any worker lacks it."""
+        """Whether any worker lacks the checkpoint of this step."""
         with _lost_store():
             return bool(self._store.check([f"unsaved/{step}"]))
 
@@ -43,11 +43,11 @@ def _lost_store() -> Iterator[None]:
 
 
 def newest_common(steps: list[int], transport: Transport) -> int | None:
-    """The largest step that is in everybody's list; to be called by all ranks, before any sync."""
+    """Return the largest step that is in the lists of all ranks, which all make this call, before any sync."""
     peers = transport.quorum(0)
     for gather in (peers.worker_group.all_gather, peers.all_gather):  # then all ranks of all workers know
-        own = torch.full((_MOST,), -1, dtype=torch.int64)
-        newest = sorted(steps)[-_MOST:]
+        own = torch.full((_MOST_STEPS,), -1, dtype=torch.int64)
+        newest = sorted(steps)[-_MOST_STEPS:]
         own[: len(newest)] = torch.tensor(newest, dtype=torch.int64)
         lists = [{step for step in theirs.tolist() if step >= 0} for (theirs,) in gather([own])]
         steps = list(set.intersection(*lists))

@@ -1,62 +1,67 @@
-"""The data ledger, as it moves with an elastic world's commits, and this worker's batches out of it."""
+"""The data ledger as it moves with an elastic world's commits, and this worker's batches out of it."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from typing_extensions import override
+
 from isthmus.core import State
-from isthmus.data.leased_batches import LeasedBatches
+from isthmus.data.leased_batches import LeasedBatches, Rebase
 from isthmus.data.ledger import Ledger
 from isthmus.inner.step import Batch
+from isthmus.transport.base import ReplicatedState
 
 _ROUNDS_AHEAD = 3  # the one in flight, the next, and one that is refused
 
 
-class Leases:
-    """The data ledger as replicated state: it moves on the communication thread, the stream on the training thread.
+class ReplicatedLedger(ReplicatedState):
+    """The data ledger as replicated state: it moves on the communication thread, the batches on the training thread.
 
     Args:
-        stream: this worker's.
+        leased: this worker's batches.
         local_steps: H.
     """
 
-    def __init__(self, stream: LeasedBatches, local_steps: int) -> None:
-        self.stream = stream
-        self.ledger = Ledger(stream.order.fingerprint)
+    def __init__(self, leased: LeasedBatches, local_steps: int) -> None:
+        self.leased = leased
+        self.ledger = Ledger(leased.order.fingerprint)
         self._batches_ahead = _ROUNDS_AHEAD * local_steps
         self._based_on = self.ledger
 
     @property
     def tokens_per_batch(self) -> int:
-        """Tokens a batch trains on."""
-        return self.stream.tokens_per_batch
+        """The number of tokens that a batch trains on."""
+        return self.leased.tokens_per_batch
 
     @property
+    @override
     def samples_per_step(self) -> int:
-        """The batch size."""
-        return self.stream.batch_size
+        return self.leased.batch_size
 
     def __next__(self) -> Batch:
-        """The next batch; raises `LeasesExhausted` where a commit has to come first."""
-        return next(self.stream)
+        """Return the next batch, or raise `LeasesExhausted` where a commit has to come first."""
+        return next(self.leased)
 
+    @override
     def propose(self) -> dict[str, int]:
-        """What was read, and what is wanted."""
+        """Propose to enter the samples that were read, and to lease as many as the next rounds take."""
         self._rebase()
-        return self.stream.propose(self._batches_ahead)
+        return self.leased.propose(self._batches_ahead)
 
+    @override
     def check(self, worker: str, proposal: Any) -> str:
-        """See `Ledger.check`."""
         return self.ledger.check(worker, proposal)
 
+    @override
     def gain(self, worker: str, proposal: Any) -> int:
-        """See `Ledger.gain`."""
         return self.ledger.gain(worker, proposal)
 
+    @override
     def commit(self, proposals: dict[str, Any], contributors: list[str]) -> None:
-        """See `Ledger.commit`."""
         self.ledger = self.ledger.commit(proposals, contributors)
 
+    @override
     def apply(self) -> None:
         """Go by the ledger as it is now, when a sync that moved it is finished.
 
@@ -65,32 +70,33 @@ class Leases:
         """
         self._rebase()
 
+    @override
     def reconcile(self, contributed: bool) -> bool:
-        """After catching up: whether this worker's progress since its last commit still counts; else it is forgotten.
+        """Return whether this worker's progress since its last commit still counts; forget it where it does not.
 
         It does not where others were given its samples meanwhile, or where some of it is in the others' state though
         this worker does not know which (it went on from an old checkpoint).
         """
-        verdict = self._rebase()
-        counts = verdict is None or (verdict.void == 0 and (verdict.committed == 0 or contributed))
+        rebase = self._rebase()
+        counts = rebase is None or (rebase.void == 0 and (rebase.committed == 0 or contributed))
         if not counts:
-            self.stream.roll_back()
+            self.leased.roll_back()
         return counts
 
+    @override
     def roll_back(self) -> None:
-        """This worker's progress was dropped: read its samples again."""
-        self.stream.roll_back()
+        self.leased.roll_back()
 
+    @override
     def state_dict(self) -> State:
-        """The ledger."""
         return self.ledger.state_dict()
 
+    @override
     def load_state_dict(self, state_dict: State) -> None:
-        """Take over a ledger."""
         self.ledger = Ledger.from_state_dict(state_dict)
 
-    def _rebase(self) -> Any:
+    def _rebase(self) -> Rebase | None:
         if self.ledger is self._based_on:
             return None
         self._based_on = self.ledger
-        return self.stream.rebase(self._based_on)
+        return self.leased.rebase(self._based_on)

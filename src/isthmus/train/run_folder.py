@@ -1,0 +1,33 @@
+"""The names of files in a run's folder, and how they are written."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+
+def name_of(worker: int, rank: int = 0) -> str:
+    """Return the name in a process's files: 'worker-1', or for a worker's other ranks 'worker-1-rank-2'."""
+    return f"worker-{worker}" + (f"-rank-{rank}" if rank else "")
+
+
+def metrics_path(run_dir: Path, worker: int, rank: int = 0) -> Path:
+    """Return the path of the metrics of a worker, or of one of its other ranks."""
+    return run_dir / "metrics" / f"{name_of(worker, rank)}.jsonl"
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file of which a reader never sees half, also where several workers write it at once."""
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def reason_of(error: Exception) -> str:
+    """Return why something could not be written, without the numbers and the path."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return text.removeprefix("Error while serializing: ").removeprefix("I/O error: ").split(" (os error")[0]
