@@ -151,6 +151,33 @@ def test_train_alone_reports(monkeypatch, capsys, config, tmp_path):
     assert "holds a run already" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("again", ["the original", "the run's own"])
+def test_a_run_can_be_lengthened(monkeypatch, capsys, config, tmp_path, again):
+    """What its recipe derived from the first length (a warm start of 2 steps, not 3) stays."""
+    assert isthmus(monkeypatch, "train", config, "--set", "train.steps=16") == 0
+    path = config if again == "the original" else tmp_path / "run/config.yaml"
+    assert isthmus(monkeypatch, "train", path, "--resume", "--set", "train.steps=24") == 0
+    assert "step 24/24" in capsys.readouterr().err
+    kept = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert kept["train"]["steps"] == 24
+    assert kept["outer"]["schedule"]["warm_start_steps"] == 2
+
+
+def test_what_cannot_be_resumed_is_said_before_workers_start(monkeypatch, capsys, config, tmp_path):
+    assert isthmus(monkeypatch, "train", config) == 0
+    log = tmp_path / "run/logs"
+    for override, message in {
+        "train.steps=4": f"{tmp_path}/run is finished after 4 steps: raise train.steps to train on",
+        "model.arguments.hidden_size=8": "model.arguments.hidden_size is 4 there and 8 here; resume with the",
+        f"data.source={tmp_path}": "data.source is",
+        "train.run_dir=elsewhere": "elsewhere/checkpoints holds no usable checkpoint that all workers have",
+    }.items():
+        capsys.readouterr()
+        assert isthmus(monkeypatch, "launch", config, "--resume", "--set", override) == 2
+        assert message in capsys.readouterr().err
+        assert not log.exists()
+
+
 WITHOUT_HIVEMIND = """
 import sys
 class Absent:

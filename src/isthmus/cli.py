@@ -105,7 +105,7 @@ def train(
 
     if on_leash:
         follow_launcher()
-    loaded = load_config(config, overrides or [])
+    loaded = load_config(config, overrides or [], resume=resume)
     part = train(loaded, resume)
     if part["finished"] and loaded.train.workers == 1 and not on_leash:
         _report(Record.read(Path(loaded.train.run_dir)), _console())
@@ -118,7 +118,7 @@ def launch(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides 
     from isthmus.tools.launch import how_to_resume
     from isthmus.tools.launch import launch as run
 
-    loaded, console = load_config(config, overrides or [], workers), _console()
+    loaded, console = load_config(config, overrides or [], workers, resume), _console()
     record = run(loaded, console, resume)
     if record:
         _report(record, console)

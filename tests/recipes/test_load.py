@@ -1,7 +1,9 @@
 """The layers of a configuration: defaults < recipe < file < environment < command line."""
 
 import pytest
+import yaml
 
+from isthmus.config import dump
 from isthmus.core import UserError
 from isthmus.recipes import load_config
 from isthmus.recipes.load import merge
@@ -112,3 +114,26 @@ def test_a_misspelt_environment_variable_is_named(monkeypatch):
 def test_other_variables_with_the_prefix_are_none_of_its_business(monkeypatch):
     monkeypatch.setenv("ISTHMUS_NATIVE", "0")
     load_config()
+
+
+def test_what_was_derived_when_a_run_began_stays_when_it_goes_on(path, tmp_path):
+    first = load_config(path, [f"train.run_dir={tmp_path}"], workers=2)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(dump(first)))
+    longer = [f"train.run_dir={tmp_path}", "train.steps=70000"]
+    again = load_config(path, longer, workers=2, resume=True)
+    assert again.train.steps == 70000
+    assert again.outer == first.outer
+    anew = load_config(path, longer, workers=2)
+    assert anew.outer.schedule.warm_start_steps > first.outer.schedule.warm_start_steps
+    assert anew.outer.optimizer["momentum"] > first.outer.optimizer["momentum"]
+
+
+def test_what_the_user_chooses_counts_also_when_a_run_goes_on(path, tmp_path):
+    folder = f"train.run_dir={tmp_path}"
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(dump(load_config(path, [folder]))))
+    assert (
+        load_config(path, [folder, "outer.schedule.warm_start_steps=3"], resume=True).outer.schedule.warm_start_steps
+        == 3
+    )
+    other = ["outer.recipe=eager", folder]
+    assert load_config(path, other, resume=True) == load_config(path, other)

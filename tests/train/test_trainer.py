@@ -10,6 +10,7 @@ from train_processes import events, final_weights, summary
 from train_toy import assert_resumes_alike, toy_config
 
 from isthmus.core import UserError
+from isthmus.inner import Cosine
 from isthmus.train.assemble import config_hash
 from isthmus.train.trainer import Trainer
 from isthmus.train.worker import train
@@ -152,7 +153,10 @@ def test_a_finished_run_goes_on_only_for_more_steps(tmp_path):
     train(toy_config(tmp_path))
     assert "is finished after 12 steps: raise train.steps" in refused(toy_config(tmp_path), resume=True)
     assert train(toy_config(tmp_path, "train.steps=20"), resume=True)["steps"] == 20
-    assert [event["step"] for event in events(tmp_path / "run", 0, "step")] == list(range(1, 21))
+    steps = events(tmp_path / "run", 0, "step")
+    assert [event["step"] for event in steps] == list(range(1, 21))
+    factor = Cosine().over(20)
+    assert [event["lr"] for event in steps[12:]] == pytest.approx([1e-2 * factor(step) for step in range(12, 20)])
 
 
 def test_nothing_to_resume_from_is_one_line(tmp_path):

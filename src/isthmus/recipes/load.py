@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from isthmus.compress import COMPRESSORS
-from isthmus.config import DEFAULTS, RunConfig, parse
+from isthmus.config import DEFAULTS, RunConfig, TrainConfig, parse
 from isthmus.core import UserError
 from isthmus.outer import MERGES
 from isthmus.recipes.base import RECIPES, Plan, Recipe
@@ -26,7 +26,10 @@ Layer = dict[str, Any]
 
 
 def load_config(
-    path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = (), workers: int | None = None
+    path: str | os.PathLike[str] | None = None,
+    overrides: Iterable[str] = (),
+    workers: int | None = None,
+    resume: bool = False,
 ) -> RunConfig:
     """Read and check a configuration.
 
@@ -35,6 +38,7 @@ def load_config(
         overrides: such as "outer.schedule.local_steps=50"; values are YAML.
         workers: number of workers, above everything else. Without a word about it: as many as were started
             (WORLD_SIZE), or 1.
+        resume: the run goes on: what its recipe derived when it began stays, also where `train.steps` is another now.
 
     Raises:
         UserError: one line that names what is wrong.
@@ -49,8 +53,12 @@ def load_config(
     for section, values in known.items():
         if not isinstance(values, Mapping):
             raise UserError(f"{section}: expected keys and values, got {values!r}")
-    recipe = RECIPES.get(convert(known["outer"]["recipe"], str, "outer.recipe"))(_plan(known))
-    values = merge(merge(base, _layer(recipe)), chosen)
+    name = convert(known["outer"]["recipe"], str, "outer.recipe")
+    recipe = RECIPES.get(name)(_plan(known))
+    derived = _layer(recipe)
+    if resume:
+        derived = merge(derived, _derived_at_begin(_run_dir(known), name, derived))
+    values = merge(merge(base, derived), chosen)
     if recipe.schedule is None:
         values["outer"] = {key: value for key, value in values["outer"].items() if key not in _METHOD}
     return parse(values)
@@ -76,6 +84,20 @@ def _layer(recipe: Recipe) -> Layer:
         "split": recipe.split,
     }
     return {"outer": outer, "inner": recipe.inner}
+
+
+def _derived_at_begin(run_dir: Path, recipe: str, derived: Layer) -> Layer:
+    """Return what the same recipe derived when the run in this folder began; nothing where no such run is there."""
+    path = run_dir / "config.yaml"
+    begun = _read_file(path) if path.exists() else {}
+    if not isinstance(begun.get("outer"), Mapping) or begun["outer"].get("recipe") != recipe:
+        return {}
+    sections = {name: begun.get(name, {}) for name in derived}
+    return {name: {key: section[key] for key in derived[name] if key in section} for name, section in sections.items()}
+
+
+def _run_dir(known: Layer) -> Path:
+    return Path(str(known["train"].get("run_dir", TrainConfig.model_fields["run_dir"].default)))
 
 
 def _plan(known: Layer) -> Plan:

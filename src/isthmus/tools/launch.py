@@ -26,6 +26,7 @@ from isthmus.recipes.load import ENVIRONMENT_PREFIX
 from isthmus.tools.progress import LiveProgress
 from isthmus.tools.record import Record
 from isthmus.train.assemble import SERVED_OPTIONS, is_elastic, transport_class
+from isthmus.train.resume_check import check_resume
 from isthmus.train.run_folder import metrics_path, name_of
 from isthmus.transport.address import free_port
 from isthmus.transport.rank_layout import RankLayout
@@ -67,6 +68,8 @@ def launch(config: RunConfig, console: Console, resume: bool = False, name: str 
     run_dir, name = Path(config.train.run_dir), name or config.outer.recipe
     if not resume and metrics_path(run_dir, 0).exists():
         raise UserError(f"{run_dir} holds a run already: go on with it by --resume, or choose another train.run_dir")
+    if resume:
+        check_resume(config)
     with transport_class(config).serve(config.outer.transport, run_dir) as known:
         return _run(config, known, console, resume, name)
 

@@ -26,7 +26,7 @@ from isthmus.outer import MERGES, Offload, OuterLoop
 from isthmus.parallel import apply_fsdp, apply_tp, tensor_plan
 from isthmus.parallel.pipeline import Stages
 from isthmus.spec import build, factory
-from isthmus.train.checkpoint_files import RunIdentity
+from isthmus.train.checkpoint_files import PARAMETER, RunIdentity
 from isthmus.train.data_parallel import DataParallel
 from isthmus.train.method import Method
 from isthmus.train.outer_loop_method import OuterLoopMethod
@@ -196,7 +196,7 @@ def fixed_settings(config: RunConfig) -> RunIdentity:
 
 def run_identity(config: RunConfig, model: nn.Module) -> RunIdentity:
     """Return what must be equal for a checkpoint to fit: the fixed settings and the whole model's parameters."""
-    shapes = {f"parameter {name}": f"{list(p.shape)} {p.dtype}" for name, p in model.named_parameters()}
+    shapes = {f"{PARAMETER}{name}": f"{list(p.shape)} {p.dtype}" for name, p in model.named_parameters()}
     return fixed_settings(config) | shapes
 
 

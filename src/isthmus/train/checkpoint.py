@@ -20,11 +20,12 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from isthmus.core import State, UserError
+from isthmus.core import State
 from isthmus.parallel import Mesh
 from isthmus.train.checkpoint_files import (
     Damaged,
     RunIdentity,
+    check_same_run,
     flush,
     read_checkpoint,
     read_lazily,
@@ -128,7 +129,7 @@ class Checkpoints:
             _LOGGER.warning("checkpoint refused: %s", damage)
             return False
         if compare:
-            self._compare(step, manifest["layout"])
+            check_same_run(self._path(step), manifest["layout"], self.identity)
         return True
 
     def prune(self, keep: int, last_common: int, unsaved: Container[int] = ()) -> None:
@@ -205,23 +206,6 @@ class Checkpoints:
         first = self._path(step, name_of(self.worker))
         return read_manifest(first if first.exists() else self._path(step))
 
-    def _compare(self, step: int, there: RunIdentity) -> None:
-        """Refuse the checkpoint of another run."""
-        difference = first_difference(there, self.identity)
-        if difference:
-            raise UserError(
-                f"checkpoint {self._path(step)} belongs to another run: {difference}; "
-                "resume with the configuration of that run, or choose another train.run_dir"
-            )
-
-
-def first_difference(there: RunIdentity, here: RunIdentity) -> str:
-    """Say what differs between a checkpoint's run and this one; empty where nothing does."""
-    for key in [*here, *there]:
-        if there.get(key) != here.get(key):
-            return f"{key} is {_brief(there.get(key))} there and {_brief(here.get(key))} here"
-    return ""
-
 
 def _replace(temporary: Path, final: Path) -> None:
     """Put a written checkpoint in its place: who comes back to an elastic run may come to a step a second time."""
@@ -236,8 +220,3 @@ def _replace(temporary: Path, final: Path) -> None:
             before.rename(final)
         raise
     shutil.rmtree(before, ignore_errors=True)
-
-
-def _brief(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

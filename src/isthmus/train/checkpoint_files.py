@@ -18,11 +18,12 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from isthmus.core import State, Tensors
+from isthmus.core import State, Tensors, UserError
 from isthmus.core.flatten import flatten, unflatten
 from isthmus.parallel.state import Stored
 
 RunIdentity = dict[str, Any]  # flat and plain: what must be equal for a checkpoint to fit
+PARAMETER = "parameter "  # begins the keys of a run identity that tell shapes, the others are settings
 
 _FORMAT = 4  # of the files; another one is refused
 
@@ -109,6 +110,21 @@ def verify(folder: Path, mesh: dict[str, int]) -> None:
             raise Damaged(f"{path} was altered: its sha256 differs from the manifest's")
 
 
+def check_same_run(folder: Path, there: RunIdentity, here: RunIdentity) -> None:
+    """Refuse a checkpoint that belongs to another run than this one.
+
+    Raises:
+        UserError: names the first difference, with both values.
+    """
+    for key in [*here, *there]:
+        if there.get(key) != here.get(key):
+            raise UserError(
+                f"checkpoint {folder} belongs to another run: {key} is {_brief(there.get(key))} there and "
+                f"{_brief(here.get(key))} here; resume with the configuration of that run, "
+                "or choose another train.run_dir"
+            )
+
+
 def flush(path: Path) -> None:
     """Have a file or folder written to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -136,3 +152,8 @@ def _unshared(tensors: Tensors) -> Tensors:
         result.append(tensor.clone() if address in seen else tensor)
         seen.add(address)
     return result
+
+
+def _brief(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -10,11 +10,12 @@ from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 from typing_extensions import override
 
 from isthmus.config import RunConfig
-from isthmus.core import State, UserError
+from isthmus.core import State
 from isthmus.data import DataSet, open_batches
 from isthmus.train.common_checkpoints import MissingCheckpoints, newest_common
 from isthmus.train.lifecycle import Lifecycle
 from isthmus.train.process import Process
+from isthmus.train.resume_check import no_checkpoint
 from isthmus.train.stopping import Stopping
 from isthmus.transport import Transport
 from isthmus.transport.rendezvous import open_store
@@ -47,10 +48,7 @@ class StaticLifecycle(Lifecycle):
     def choose_checkpoint(self, usable_steps: list[int], transport: Transport) -> int | None:
         step = newest_common(usable_steps, transport)
         if step is None:
-            raise UserError(
-                f"{self._config.train.run_dir}/checkpoints holds no usable checkpoint that all workers have: "
-                "begin a new run with another train.run_dir"
-            )
+            raise no_checkpoint(Path(self._config.train.run_dir))
         return step
 
     @override

@@ -13,7 +13,7 @@ import yaml
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from isthmus.config import RunConfig, dump
-from isthmus.core import SyncReport, UserError
+from isthmus.core import SyncReport
 from isthmus.data import DataSet, LeasesExhausted
 from isthmus.inner.micro_batch import find_fastest
 from isthmus.inner.pipelined import PipelinedStep
@@ -26,6 +26,7 @@ from isthmus.train.lifecycle import Lifecycle
 from isthmus.train.metrics import MetricsFile, Totals
 from isthmus.train.process import Process, peers_named
 from isthmus.train.reshard import load_resharded
+from isthmus.train.resume_check import already_finished
 from isthmus.train.run_folder import metrics_path, reason_of, write_file
 from isthmus.train.static_lifecycle import StaticLifecycle
 from isthmus.train.summary import part_of_summary, write_summary
@@ -86,7 +87,7 @@ class Trainer:
         if step is not None:
             state = load_resharded(self.checkpoints, step, self.model, self.inner_step.optimizer, self.method)
             if state["finished"] and step >= self.config.train.steps:
-                raise UserError(f"{self.run_dir} is finished after {step} steps: raise train.steps to train on")
+                raise already_finished(self.run_dir, step)
             if self.lifecycle.has_caught_up(self.method.state_dict()):
                 self.state.load_own(state)
             else:

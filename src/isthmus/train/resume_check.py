@@ -1,0 +1,76 @@
+"""What keeps a run from going on, said before any worker is started, and by the workers in the same words."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from isthmus.config import RunConfig
+from isthmus.core import UserError
+from isthmus.train.assemble import fixed_settings, is_elastic
+from isthmus.train.checkpoint_files import (
+    PARAMETER,
+    Damaged,
+    check_same_run,
+    read_manifest,
+    read_plain_part,
+    verify,
+)
+from isthmus.train.run_folder import name_of
+
+
+def check_resume(config: RunConfig) -> None:
+    """Refuse to resume a run that cannot go on; reads the manifests in its folder, which takes no time.
+
+    What only a built model or all bytes of a checkpoint can tell is left to the workers.
+
+    Raises:
+        UserError: no checkpoint is there, it belongs to another run, or that run is finished.
+    """
+    run_dir = Path(config.train.run_dir)
+    elastic = is_elastic(config)
+    manifests = _newest(run_dir / "checkpoints", config.train.workers, any_worker=elastic)
+    if not manifests:
+        if elastic:
+            return  # the workers begin anew
+        raise no_checkpoint(run_dir)
+    for path, manifest in manifests.items():
+        settings = {key: value for key, value in manifest["layout"].items() if not key.startswith(PARAMETER)}
+        check_same_run(path, settings, fixed_settings(config))
+    step = next(iter(manifests.values()))["step"]
+    if step >= config.train.steps and all(map(_is_finished, manifests, manifests.values())):
+        raise already_finished(run_dir, step)
+
+
+def no_checkpoint(run_dir: Path) -> UserError:
+    """Return the error of a run that has nothing to go on from."""
+    return UserError(
+        f"{run_dir}/checkpoints holds no usable checkpoint that all workers have: "
+        "begin a new run with another train.run_dir"
+    )
+
+
+def already_finished(run_dir: Path, step: int) -> UserError:
+    """Return the error of a run that has nothing left to do."""
+    return UserError(f"{run_dir} is finished after {step} steps: raise train.steps to train on")
+
+
+def _newest(folder: Path, num_workers: int, any_worker: bool) -> dict[Path, dict[str, Any]]:
+    """Return the manifests of the newest checkpoint that any worker has, or all, by the folders they lie in."""
+    for step in sorted(folder.glob("step-*"), reverse=True):
+        paths = [step / name_of(worker) for worker in range(num_workers)]
+        with suppress(Damaged):  # the workers go on from the one before, and say why
+            manifests = {path: read_manifest(path) for path in paths if path.exists() or not any_worker}
+            if manifests:
+                return manifests
+    return {}
+
+
+def _is_finished(path: Path, manifest: dict[str, Any]) -> bool:
+    """Whether an undamaged checkpoint was written at the end of a run."""
+    try:
+        verify(path, manifest["mesh"])
+    except Damaged:
+        return False
+    return bool(read_plain_part(path)["finished"])
