@@ -8,7 +8,7 @@ import os
 import torch
 from torch import nn
 
-from isthmus.recipes import attach
+from isthmus import attach
 
 STEPS = 200
 

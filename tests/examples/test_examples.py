@@ -10,15 +10,21 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize("name", ["bare_loop.py", "hf_trainer.py"])
-def test_example_trains_two_workers_to_the_same_anchor(name: str) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*command, str(EXAMPLES / name)], capture_output=True, text=True, timeout=200, check=False)
+def run(*command: str) -> str:
+    """What an example prints that two workers run."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*torchrun, *command], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    anchors = re.findall(r"worker \d anchor (\w{16})", done.stdout)
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", ["bare_loop.py", "hf_trainer.py"])
+def test_example_trains_two_workers_to_the_same_anchor(name: str, tmp_path: Path) -> None:
+    output = run(str(EXAMPLES / name), *([str(tmp_path)] if name == "hf_trainer.py" else []))
+    anchors = re.findall(r"worker.\d anchor (\w{16})", output)
     assert len(anchors) == 2
     assert anchors[0] == anchors[1]
-    for first, last in falling(done.stdout):
+    for first, last in falling(output):
         assert last < 0.8 * first
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_model, save_model
 from torch import nn
 
-from isthmus import __version__
 from isthmus.core.types import UserError
 from isthmus.models.base import Module
 
@@ -33,7 +33,7 @@ def save_exported(model: nn.Module, spec: dict[str, Any], folder: Path) -> nn.Mo
         network.save_pretrained(folder)
         return network
     save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps({"isthmus": __version__, "model": spec}, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps({"isthmus": version("isthmus"), "model": spec}, indent=2) + "\n")
     return None
 
 

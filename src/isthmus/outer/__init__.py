@@ -4,7 +4,6 @@ from isthmus.core.registry import Registry
 from isthmus.outer.anchor import anchored, fingerprint
 from isthmus.outer.former_names import with_present_names
 from isthmus.outer.guard import Guard
-from isthmus.outer.hooks import OuterLoopCallback
 from isthmus.outer.loop import OuterLoop
 from isthmus.outer.merge import Eager, KeepProgress, Merge, Mix, Replace
 from isthmus.outer.offload import Offload
@@ -29,7 +28,6 @@ __all__ = [
     "Mix",
     "Offload",
     "OuterLoop",
-    "OuterLoopCallback",
     "OuterState",
     "Replace",
     "anchored",

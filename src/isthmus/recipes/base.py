@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from isthmus.compress import Cast, Compressor
 from isthmus.config import OUTER_OPTIMIZERS
-from isthmus.core import SPLITS, Registry, SyncSchedule, UserError
+from isthmus.core import SPLITS, Fragment, Registry, State, SyncSchedule, UserError
 from isthmus.outer import Merge, Offload, OuterLoop, Replace
+from isthmus.outer.state import OuterOptimizer
 from isthmus.spec import Spec, factory
 from isthmus.transport import Transport
-from isthmus.transport.rendezvous import find_world
-from isthmus.transport.torch_dist import TorchDist
 
 
 @dataclass(frozen=True)
@@ -33,24 +33,50 @@ class Recipe:
 
     schedule: SyncSchedule | None  # None: no outer loop, gradients are averaged at every step
     compressor: Compressor = field(default_factory=Cast)
-    optimizer: Spec = field(default_factory=lambda: {"type": "sgd", "lr": 1.0})  # outer
+    optimizer: Spec | OuterOptimizer = field(default_factory=lambda: {"type": "sgd", "lr": 1.0})  # outer
     merge: Merge = field(default_factory=Replace)
     split: str = "whole"
     inner: dict[str, Any] = field(default_factory=dict)  # defaults of the inner section
 
-    def outer_loop(self, model: nn.Module, transport: Transport, offload: Offload = Offload()) -> OuterLoop:  # noqa: B008
-        """This method on `model`, for a training loop of one's own; joins the other workers."""
+    def outer_loop(
+        self,
+        model: nn.Module,
+        transport: Transport,
+        offload: Offload = Offload(),  # noqa: B008 (a frozen value)
+        state_dict: State | None = None,
+        **options: Any,
+    ) -> OuterLoop:
+        """Join the other workers with this method on `model`; `attach` is the way to it in a loop of one's own.
+
+        Args:
+            model: on its device, and equal on all workers unless there is a `state_dict`.
+            transport: not joined yet.
+            offload: where outer state stays between syncs.
+            state_dict: what the outer loop of an interrupted run returned from its `state_dict()`.
+            options: more of `OuterLoop`, such as `hash_every`.
+        """
         if self.schedule is None:
             raise UserError("ddp has no outer loop: wrap the model in torch's DistributedDataParallel")
-        return OuterLoop(
-            SPLITS.get(self.split)(model, self.schedule.num_fragments),
+        fragments = SPLITS.get(self.split)(model, self.schedule.num_fragments)
+        if state_dict is not None:
+            _put_anchors(fragments, state_dict, self.compressor.replicated and self.merge.replicated)
+        spec = self.optimizer
+        outer_optimizer = spec if callable(spec) else factory(OUTER_OPTIMIZERS, spec, "params")
+        loop = OuterLoop(
+            fragments,
             self.schedule,
             self.compressor,
             transport,
-            factory(OUTER_OPTIMIZERS, self.optimizer, "params"),
+            outer_optimizer,
             self.merge,
             offload=offload,
+            **options,
         )
+        if (
+            state_dict is not None and loop.state.inner_steps == 0
+        ):  # not where it has just caught up with a run that went on
+            loop.load_state_dict(dict(state_dict))
+        return loop
 
 
 RECIPES = Registry(
@@ -72,31 +98,20 @@ RECIPES = Registry(
 )
 
 
-def attach(
-    name: str,
-    model: nn.Module,
-    steps: int,
-    local_steps: int | None = None,
-    ranks_per_worker: int = 1,
-    offload: str | None = None,
-) -> OuterLoop:
-    """Join the other workers (torchrun's ranks) and train `model` with them, in a training loop of one's own.
+def _put_anchors(fragments: list[Fragment], state_dict: State, replicated: bool) -> None:
+    """Set the anchors before workers compare them: the local parameters of a resumed run differ between workers.
 
-    Call `step()` of the result after every inner step, `finish()` at the end. The model must be on its device and
-    start with equal weights on all workers.
-
-    Args:
-        name: a recipe, such as "diloco".
-        model: each worker's own, not wrapped in DistributedDataParallel.
-        steps: inner steps of the whole run.
-        local_steps: inner steps between two syncs (H); None: the recipe's own.
-        ranks_per_worker: over which `model` is sharded already, by FSDP2 for instance: as many consecutive ranks are
-            one worker.
-        offload: "cpu" keeps anchors and other outer state in CPU memory between syncs.
+    Private anchors differ, too; until they are loaded all workers hold zeros.
     """
-    _, num_ranks = find_world()
-    plan = Plan(num_ranks // ranks_per_worker, steps, local_steps)
-    return RECIPES.get(name)(plan).outer_loop(model, TorchDist(ranks_per_worker=ranks_per_worker), Offload(offload))
+    saved = [fragment["anchor"] for fragment in state_dict["fragments"]]
+    shapes = [[anchor.shape for anchor in anchors] for anchors in saved]
+    if shapes != [[anchor.shape for anchor in fragment.anchor] for fragment in fragments]:
+        raise UserError(
+            "the saved outer state is of another model or another recipe: give attach the same ones as in that run"
+        )
+    for fragment, anchors in zip(fragments, saved, strict=True):
+        for anchor, value in zip(fragment.anchor, anchors, strict=True):
+            anchor.data.copy_(value if replicated else torch.zeros(()))
 
 
 MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section

@@ -69,8 +69,9 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Layer:
     merged = dict(low)
     for key, value in high.items():
         below = merged.get(key)
-        refines = isinstance(value, Mapping) and isinstance(below, Mapping) and "type" not in value
-        merged[key] = merge(below, value) if refines else value
+        if isinstance(value, Mapping) and isinstance(below, Mapping) and "type" not in value:
+            value = merge(below, value)
+        merged[key] = value
     return merged
 
 

@@ -15,8 +15,7 @@ from isthmus.parallel import Mesh, open_mesh
 from isthmus.train.assemble import choose_device, is_elastic
 from isthmus.transport import Transport
 from isthmus.transport.elastic.ranks import check_ranks, worker_number
-from isthmus.transport.rank_layout import RankLayout
-from isthmus.transport.rendezvous import find_world, initialise
+from isthmus.transport.rendezvous import Ranks, find_world, initialise
 from isthmus.transport.torch_dist import JOIN_BUDGETS
 
 
@@ -83,7 +82,7 @@ def find_process(config: RunConfig) -> Process:
         check_ranks(size, mesh.num_ranks)
         worker, rank, workers, name = worker_number(mesh.num_ranks), rank, 1, f"rank {rank}"
     else:
-        ranks = RankLayout(size, mesh.num_ranks)
+        ranks = Ranks(size, mesh.num_ranks)
         ranks.check(workers)
         (worker, rank), name = divmod(rank, mesh.num_ranks), ranks.name(rank)
     device = choose_device()
