@@ -26,7 +26,7 @@ from torch import distributed as dist
 
 from benchmarks.results import write
 from benchmarks.wan.hosts import launch
-from isthmus.transport.messages import Messages
+from isthmus.transport.send_recv import SendRecv
 
 OUTPUT = Path("runs/uneven").absolute()
 MBIT = 10.0  # a float32 all-reduce takes about 4 s
@@ -85,8 +85,8 @@ def be_worker(result: Path, shares: list[float]) -> None:
     for _ in range(TURNS):
         dist.barrier()
         begin = time.perf_counter()
-        Messages(group, rank, message.split(parts), list(received), 60).wait()
-        Messages(group, rank, [received[0]] * size, message.split(parts), 60).wait()
+        SendRecv(group, rank, message.split(parts), list(received), 60).wait()
+        SendRecv(group, rank, [received[0]] * size, message.split(parts), 60).wait()
         seconds.append(time.perf_counter() - begin)
     result.write_text(json.dumps(seconds))
     os._exit(0)

@@ -30,7 +30,7 @@ from isthmus.outer import MERGES, Offload
 from isthmus.parallel import Mesh
 from isthmus.spec import Spec, check, convert, factory, read_arguments, sentence
 from isthmus.transport import TRANSPORTS
-from isthmus.transport.rendezvous import first_line
+from isthmus.transport.readable import first_line
 
 OUTER_OPTIMIZERS = Registry(
     "outer optimizer",
@@ -104,7 +104,7 @@ def _usable_device(name: str | None) -> str | None:
     return Offload(name).device
 
 
-_GIVEN_TO_TRANSPORTS = ("identity", "expected_workers", "ranks_per_worker", "replicated_state", "say")
+_GIVEN_TO_TRANSPORTS = ("shared_config", "expected_workers", "ranks_per_worker", "replicated_state", "say")
 
 
 class Section(BaseModel):

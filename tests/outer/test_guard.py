@@ -18,7 +18,7 @@ from isthmus.compress.quantize import Quantize
 from isthmus.compress.robust import Median
 from isthmus.compress.topk import TopK
 from isthmus.core import Tensors, UserError
-from isthmus.outer.guard import ContributionReport, Guard, Screened, describe, judge, of_worker
+from isthmus.outer.guard import ContributionReport, Guard, Screened, describe_left_out, judge, of_worker
 from isthmus.transport.local import LocalWorld, run_workers
 
 QUARTERS = [0.25] * 4
@@ -264,4 +264,4 @@ def test_ranks_of_one_worker_at_different_versions(reports: list[int]) -> None:
 
 
 def test_a_line_for_people() -> None:
-    assert describe({1: "it is late", 3: "so is it"}) == "worker 1: it is late; worker 3: so is it"
+    assert describe_left_out({1: "it is late", 3: "so is it"}) == "worker 1: it is late; worker 3: so is it"

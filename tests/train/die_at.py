@@ -94,11 +94,11 @@ def amid(kind: str, begun: bool = False) -> Wrap:
 
 POINTS: dict[str, tuple[Wrap, Any, str]] = {
     "before send": (before, Exchange, "run"),
-    "mid-mean": (amid("mean"), BufferPeers, "all_reduce_mean"),
-    "mid-gather": (amid("gather"), Codec, "average"),  # the only shot, or the second of two
-    "mid-exchange": (amid("exchange"), Codec, "average"),  # the first of two shots
+    "mid-mean": (amid("all_reduce"), BufferPeers, "all_reduce_mean"),
+    "mid-gather": (amid("all_gather"), Codec, "average"),  # the only shot, or the second of two
+    "mid-exchange": (amid("all_to_all"), Codec, "average"),  # the first of two shots
     "before commit": (before, Elastic, "commit"),
-    "mid-commit": (amid("gather", begun=True), Elastic, "commit"),
+    "mid-commit": (amid("all_gather", begun=True), Elastic, "commit"),
     "after commit": (after, Elastic, "commit"),
     "while healing": (before, Download, "put"),
     "healed": (after, OuterLoop, "_catch_up"),

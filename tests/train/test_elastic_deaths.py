@@ -19,7 +19,7 @@ RECIPES = {  # diloco elsewhere, whose messages are dense and in float32
     "mid-exchange": "muloco",  # in two: they are quantised
     "while healing": "muloco",
 }
-BROKEN = {"mid-mean": "mean", "mid-gather": "gather", "mid-exchange": "exchange"}  # what the others were in
+BROKEN = {"mid-mean": "all_reduce", "mid-gather": "all_gather", "mid-exchange": "all_to_all"}  # what the others were in
 AT_ONCE = {"mid-commit", "while healing"}  # started again before the others have gone on without it
 
 

@@ -189,7 +189,9 @@ def test_workers_that_disagree_are_told_so(name, size):
     def worker(rank, transport):
         peers = transport.quorum(0)
         call = getattr(peers, name) if rank else peers.all_reduce_mean
-        with pytest.raises(TransportError, match="workers disagree, in rank order they called: mean of .12. bytes"):
+        with pytest.raises(
+            TransportError, match="workers disagree, in rank order they called: all_reduce of .12. bytes"
+        ):
             call([torch.zeros(size if rank else 3)])
 
     run(LocalWorld(2), worker)

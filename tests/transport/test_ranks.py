@@ -7,7 +7,7 @@ import pytest
 from transport_zygote import Zygote
 
 from isthmus.core import UserError
-from isthmus.transport.rendezvous import Ranks
+from isthmus.transport.rank_layout import RankLayout
 
 BUDGET = 6.0  # seconds for a sync, where somebody is lost
 HOST = socket.gethostname()
@@ -26,21 +26,21 @@ def results(ended):
 
 
 def test_ranks_of_six():
-    ranks = Ranks(size=6, per_worker=2)
+    ranks = RankLayout(size=6, per_worker=2)
     assert [list(ranks.peers_of(rank)) for rank in (0, 3)] == [[0, 2, 4], [1, 3, 5]]
     assert [list(ranks.of_worker(rank)) for rank in (0, 3)] == [[0, 1], [2, 3]]
     assert ranks.name(3, "x") == "worker 1 (rank 3, host x)"
-    assert Ranks(size=6).name(3, "x") == "worker 3 (host x)"
-    assert list(Ranks(size=3).peers_of(2)) == [0, 1, 2]
+    assert RankLayout(size=6).name(3, "x") == "worker 3 (host x)"
+    assert list(RankLayout(size=3).peers_of(2)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
     ("ranks", "expected_workers", "message"),
     [
-        (Ranks(3, 2), None, "a worker has 2 ranks, but 3 ranks started: start a multiple of that"),
-        (Ranks(3, 2), 2, "the configuration says 2 workers of 2 ranks, but 3 ranks started"),
-        (Ranks(4, 2), 4, "the configuration says 4 workers of 2 ranks, but 4 ranks started"),
-        (Ranks(1, 4), 1, "the configuration says 1 worker of 4 ranks, but 1 rank started"),
+        (RankLayout(3, 2), None, "a worker has 2 ranks, but 3 ranks started: start a multiple of that"),
+        (RankLayout(3, 2), 2, "the configuration says 2 workers of 2 ranks, but 3 ranks started"),
+        (RankLayout(4, 2), 4, "the configuration says 4 workers of 2 ranks, but 4 ranks started"),
+        (RankLayout(1, 4), 1, "the configuration says 1 worker of 4 ranks, but 1 rank started"),
     ],
     ids=str,
 )
@@ -111,7 +111,7 @@ def test_a_rank_that_does_not_come_is_named_however_many_collectives_others_made
 def test_a_rank_that_does_not_come_inside_its_worker_is_named(zygote):
     ranks, message = results(zygote.run("come_late_inside", 4, budget=2.0))[2]
     assert ranks == [3]
-    assert message.startswith("gather inside the worker failed: not done in 2 s, worker 1 (rank 3")
+    assert message.startswith("all_gather inside the worker failed: not done in 2 s, worker 1 (rank 3")
     assert "did not come, though alive" in message
 
 
@@ -122,7 +122,7 @@ def test_a_rank_may_wait_inside_its_worker_for_longer_than_one_collective(zygote
 
 
 def test_a_call_after_leaving_is_an_error(zygote):
-    message = "gather inside the worker: this worker has not joined, or has left"
+    message = "all_gather inside the worker: this worker has not joined, or has left"
     assert results(zygote.run("call_after_leaving", 2)) == [message] * 2
 
 

@@ -9,7 +9,7 @@ from isthmus.transport.base import Drift, RankLost, TransportError
 from isthmus.transport.elastic import together
 from isthmus.transport.elastic.membership import Meeting
 from isthmus.transport.elastic.together import End
-from isthmus.transport.worker_group import GlooWorkerGroup
+from isthmus.transport.single_rank import SINGLE_RANK, SingleRank
 
 MEETING = Meeting("m", {"w0": {"version": 1}})
 
@@ -33,10 +33,9 @@ class Threads:
             return list(pool.map(run, range(self.size)))
 
 
-class _Rank(GlooWorkerGroup):
+class _Rank(SingleRank):
     def __init__(self, threads, rank):
-        super().__init__(rank, threads.size)
-        self.threads = threads
+        self.threads, self.rank, self.size = threads, rank, threads.size
 
     def all_gather_object(self, value):
         self.threads.values[self.rank] = value
@@ -133,7 +132,7 @@ def test_a_lost_rank_is_no_vote(monkeypatch):
 
     monkeypatch.setattr(together, "vote_at_one_place", at_one_place)
     with pytest.raises(RankLost):
-        together.vote(GlooWorkerGroup(), None, True, b"")
+        together.vote(SINGLE_RANK, None, True, b"")
 
 
 def fetched(parts, monkeypatch):

@@ -67,14 +67,14 @@ def test_own_mistake_after_join_ends_the_process(zygote):
 
 
 def test_different_configurations_are_found_at_join(zygote):
-    identities = [{"model.seed": "1", "outer.schedule.local_steps": steps} for steps in ("50", "40", "50")]
+    configs = [{"model.seed": "1", "outer.schedule.local_steps": steps} for steps in ("50", "40", "50")]
     expected = "workers differ in outer.schedule.local_steps: workers 0, 2 have 50, worker 1 has 40"
-    assert results(zygote.run("join_only", 3, identities=identities)) == [expected] * 3
+    assert results(zygote.run("join_only", 3, configs=configs)) == [expected] * 3
 
 
 def test_equal_configurations_join(zygote):
-    identities = [{"model.seed": "1"}] * 2
-    assert results(zygote.run("join_only", 2, identities=identities, expected_workers=2)) == [None] * 2
+    configs = [{"model.seed": "1"}] * 2
+    assert results(zygote.run("join_only", 2, configs=configs, expected_workers=2)) == [None] * 2
 
 
 def test_wrong_number_of_ranks(zygote):
@@ -151,4 +151,4 @@ def test_limits():
 
 def test_a_call_after_leaving_is_an_error(zygote):
     messages = results(zygote.run("call_after_leaving", 2))
-    assert messages == ["mean of sync 0: this worker has not joined, or has left"] * 2
+    assert messages == ["all_reduce of sync 0: this worker has not joined, or has left"] * 2

@@ -228,11 +228,11 @@ def test_what_is_stuck_is_freed_when_it_has_timed_out(worker):
     start = time.monotonic()
     with pytest.raises(TransportError, match="worker b did not come, though alive"):
         peers.all_reduce_mean([torch.zeros(10)])
-    assert len(a._leftovers) == 1
-    a._leftovers.free()
-    assert len(a._leftovers) == 1, "freeing it now would block"
-    while time.monotonic() < start + 10 and len(a._leftovers):
-        a._leftovers.free()
+    assert len(a._abandoned) == 1
+    a._abandoned.free()
+    assert len(a._abandoned) == 1, "freeing it now would block"
+    while time.monotonic() < start + 10 and len(a._abandoned):
+        a._abandoned.free()
     assert 1.9 < time.monotonic() - start < 6
     one, other = gather(meet(a, b)[0], a, b)
     assert together(lambda: one.all_gather([]), lambda: other.all_gather([])) == [[[], []]] * 2

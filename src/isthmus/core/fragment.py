@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal, TypeGuard
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from isthmus.core.types import State, Tensors, UserError
 
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 
 BufferRule = Literal["averaged", "replicated", "local"]
 _log = logging.getLogger(__name__)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _STATISTICS: dict[str, BufferRule] = {"running_mean": "averaged", "running_var": "averaged"}
 
 
@@ -148,7 +149,7 @@ def buffer_rules(model: nn.Module) -> dict[str, BufferRule]:
     """
     rules: dict[str, BufferRule] = {}
     for prefix, module in model.named_modules():
-        known = _STATISTICS if isinstance(module, _NormBase) else {}
+        known = _STATISTICS if isinstance(module, _BATCH_NORMS + _INSTANCE_NORMS) else {}
         known = known | getattr(module, "buffer_rules", {})
         for name, _ in module.named_buffers(recurse=False):
             rules[f"{prefix}.{name}" if prefix else name] = known.get(name, "local")

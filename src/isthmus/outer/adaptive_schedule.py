@@ -50,7 +50,7 @@ class AdaptiveSchedule:
         return self.planned.warm_start_every if self.warm(step) else self.schedule.local_steps
 
     def adapt(self, step: int) -> None:
-        """Where a round begins after `step`, make it as long as the messages are large."""
+        """Make a round that begins after `step` as long as the messages are large."""
         local_steps = max(1, round(self.planned.local_steps * self.message_fraction))
         fixed = self.planned.num_fragments > 1 or local_steps == self.schedule.local_steps
         if fixed or self.warm(step) or not self.begins(step):

@@ -25,7 +25,7 @@ _NO_VERSION = -1  # of a worker whose ranks disagree
 
 @dataclass(frozen=True)
 class ContributionReport:
-    """What a worker says of its contribution before sending it."""
+    """A worker's report about its contribution, sent before the contribution itself."""
 
     norm: float  # of its pseudo-gradient; infinite or NaN where that is not finite
     typical: float  # median over the last commits of the median norm of all contributions; NaN: knows of none
@@ -36,7 +36,7 @@ class ContributionReport:
 
 @dataclass(frozen=True)
 class Screened:
-    """What is left of a sync after the check.
+    """The contributions of a sync after the check.
 
     The caller sets `peers.weights = screened.weights` before it averages `screened.own`: so whoever asks later whose
     contribution is in the commit gets the right answer too.
@@ -73,7 +73,7 @@ class Guard:
             raise UserError(f"guard: max_norm_factor {self.max_norm_factor} must be above 1 (infinity: no norm check)")
 
     def screen(self, own: Tensors, version: int, state: State, peers: Peers, faulty: bool = False) -> Screened:
-        """Exchange reports, and judge them.
+        """Exchange reports, and judge them alike on all workers.
 
         Args:
             own: this worker's pseudo-gradient.
@@ -95,7 +95,7 @@ class Guard:
             own = [torch.zeros_like(tensor) for tensor in own]
         weights = _without(left_out, peers.weights)
         if not any(weights):
-            return Screened(own, peers.weights, left_out, f"nobody is left: {describe(left_out)}")
+            return Screened(own, peers.weights, left_out, f"nobody is left: {describe_left_out(left_out)}")
         moved = _moved(reports, weights)
         if moved:
             state["peer_norms"] = [*history, median_low(moved)][-_HISTORY:]
@@ -103,7 +103,7 @@ class Guard:
 
 
 def judge(reports: list[ContributionReport], weights: list[float], max_norm_factor: float) -> dict[int, str]:
-    """Who is left out, and why: a pure function of what all have received alike."""
+    """Return whom to leave out, and why; all workers judge the same reports, so all come to the same result."""
     weighted = [report for report, weight in zip(reports, weights, strict=True) if weight > 0]
     versions = Counter(report.version for report in weighted if report.version != _NO_VERSION)
     version = max(versions, key=lambda candidate: (versions[candidate], candidate), default=_NO_VERSION)
@@ -122,7 +122,7 @@ def judge(reports: list[ContributionReport], weights: list[float], max_norm_fact
 
 
 def of_worker(of_ranks: list[ContributionReport]) -> ContributionReport:
-    """The report of a whole worker, of those of its ranks."""
+    """Return the report of a whole worker, given those of its ranks."""
     if len(of_ranks) == 1:
         return of_ranks[0]
     return ContributionReport(
@@ -134,8 +134,8 @@ def of_worker(of_ranks: list[ContributionReport]) -> ContributionReport:
     )
 
 
-def describe(left_out: dict[int, str]) -> str:
-    """One line: "worker 1: its contribution is not finite; worker 3: ..."."""
+def describe_left_out(left_out: dict[int, str]) -> str:
+    """Return one line: "worker 1: its contribution is not finite; worker 3: ..."."""
     return "; ".join(f"worker {rank}: {reason}" for rank, reason in left_out.items())
 
 
@@ -152,14 +152,14 @@ def _hash(text: str) -> int:
 
 
 def _exchange(report: ContributionReport, gather: Callable[[Tensors], list[Tensors]]) -> list[ContributionReport]:
-    """Everybody's report in rank order."""
+    """Return everybody's report in rank order."""
     floats = torch.tensor([report.norm, report.typical], dtype=torch.float64)
     integers = torch.tensor([report.version, report.num_elements, report.layout])
     return [ContributionReport(*f.tolist(), *i.tolist()) for f, i in gather([floats, integers])]
 
 
 def _mismatched_layouts(reports: list[ContributionReport]) -> str:
-    """Why these workers cannot even exchange messages; those of another size could not be received."""
+    """Return why these workers cannot exchange messages at all: one of another size could not be received."""
     layouts = [(report.num_elements, report.layout) for report in reports]
     usual, _ = Counter(layouts).most_common(1)[0]  # of a tie the lowest rank's
     mismatched = {
@@ -167,11 +167,11 @@ def _mismatched_layouts(reports: list[ContributionReport]) -> str:
         for rank, (elements, layout) in enumerate(layouts)
         if (elements, layout) != usual
     }
-    return describe(mismatched)
+    return describe_left_out(mismatched)
 
 
 def _typical(reports: list[ContributionReport], weights: list[float]) -> float:
-    """The larger of this sync's median norm and the remembered one; infinite where there is too little to go by.
+    """Return the larger of this sync's median norm and the remembered one; infinite where little is known.
 
     The lower median: of an even number half may lie. Both have to be exceeded, for all norms grow together after a
     warm start or a refused sync, and one worker's looks large beside others that have just begun.
@@ -184,13 +184,13 @@ def _typical(reports: list[ContributionReport], weights: list[float]) -> float:
 
 
 def _moved(reports: list[ContributionReport], weights: list[float]) -> list[float]:
-    """Norms of the contributions that count and are not zero."""
+    """Return the norms of the contributions that count and are not zero."""
     pairs = zip(reports, weights, strict=True)
     return [report.norm for report, weight in pairs if weight > 0 and 0 < report.norm < math.inf]
 
 
 def _without(left_out: dict[int, str], weights: list[float]) -> list[float]:
-    """The weights with those of some ranks shared out among the others; all zero where nobody is left."""
+    """Return the weights with those of some ranks shared out among the others; all zero where nobody is left."""
     kept = [0.0 if rank in left_out else weight for rank, weight in enumerate(weights)]
     total = sum(kept)
     return kept if kept == weights or total == 0 else [weight / total for weight in kept]

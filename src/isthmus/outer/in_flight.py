@@ -1,4 +1,4 @@
-"""What one sync carries: captured on the training thread, averaged on the communication thread, then finished."""
+"""Syncs in flight: captured on the training thread, averaged on the communication thread, then finished."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Sync:
 
 @dataclass
 class Outcome:
-    """What the communication thread brings back.
+    """The result of a sync, as the communication thread brings it back.
 
     Attributes:
         report: what the sync did.

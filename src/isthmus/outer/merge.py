@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
+from typing_extensions import override
 
 
 class Merge(Protocol):
@@ -24,7 +25,7 @@ class Merge(Protocol):
     def outer_gradient(
         self, mean: torch.Tensor, own_then: torch.Tensor, own_now: torch.Tensor, share: float
     ) -> torch.Tensor:
-        """What the outer optimizer receives.
+        """Return what the outer optimizer receives as gradient.
 
         Args:
             mean: mean pseudo-gradient of the sync that is being finished.
@@ -35,25 +36,25 @@ class Merge(Protocol):
         ...
 
     def resume(self, now: torch.Tensor, then: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-        """New local values, from those of now, those at capture, and the new anchor."""
+        """Return the new local values, given those of now, those at the capture, and the new anchor."""
         ...
 
 
 @dataclass(frozen=True)
-class Replace:
+class Replace(Merge):
     """Adopt the new anchor (DiLoCo, arXiv 2311.08105, algorithm 1; with overlap, the plain delay)."""
 
     replicated: ClassVar[bool] = True
     keeps_progress: ClassVar[bool] = False
 
+    @override
     def outer_gradient(
         self, mean: torch.Tensor, own_then: torch.Tensor, own_now: torch.Tensor, share: float
     ) -> torch.Tensor:
-        """The mean."""
         return mean
 
+    @override
     def resume(self, now: torch.Tensor, then: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-        """The anchor."""
         return anchor
 
 
@@ -63,8 +64,8 @@ class Mix(Replace):
 
     alpha: float = 0.5
 
+    @override
     def resume(self, now: torch.Tensor, then: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-        """The point between anchor (alpha 0) and local values (alpha 1)."""
         return torch.lerp(anchor, now, self.alpha)
 
 
@@ -77,10 +78,10 @@ class Eager(Replace):
 
     replicated: ClassVar[bool] = False
 
+    @override
     def outer_gradient(
         self, mean: torch.Tensor, own_then: torch.Tensor, own_now: torch.Tensor, share: float
     ) -> torch.Tensor:
-        """Mean + share * (own_now - own_then)."""
         return mean + share * (own_now - own_then)
 
 
@@ -90,6 +91,6 @@ class KeepProgress(Replace):
 
     keeps_progress: ClassVar[bool] = True
 
+    @override
     def resume(self, now: torch.Tensor, then: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-        """Anchor + (now - then)."""
         return anchor + (now - then)

@@ -1,4 +1,4 @@
-"""Where outer state stays between syncs: beside the parameters, or offloaded and fetched fragment by fragment."""
+"""Outer state between syncs: it stays beside the parameters, or is offloaded and fetched fragment by fragment."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Offload:
         try:
             torch.zeros((), device=self.device).item()  # what holds no values (meta) is no place either
         except (RuntimeError, AssertionError, ImportError):
-            raise UserError(f"offload: there is no device {self.device!r} here: use cpu, or leave it out") from None
+            raise UserError(f"offload: this machine has no device {self.device!r}: use cpu, or leave it out") from None
 
     def put(self, tree: Tree) -> Tree:
         """Offload tensors; on return the copies are complete."""
@@ -43,7 +43,7 @@ class Offload:
         return tree if device is None else _map(tree, lambda tensor: copy_to(tensor, torch.device(device)))
 
     def get(self, tree: Tree, device: torch.device) -> Tree:
-        """What `put` has kept, on `device`."""
+        """Return a copy on `device` of what `put` has kept."""
         moved: Tree = _map(tree, lambda tensor: tensor.to(device, copy=self.device is not None, non_blocking=True))
         return moved
 

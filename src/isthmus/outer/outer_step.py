@@ -1,4 +1,4 @@
-"""What a decided sync does to its fragment: anchor and local parameters move, or keep its progress for the next."""
+"""The outer step: a committed sync moves anchor and local parameters, a refused one loses no progress."""
 
 from __future__ import annotations
 

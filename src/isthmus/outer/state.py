@@ -1,4 +1,4 @@
-"""All that the method remembers, and what a decided sync changes of it."""
+"""The outer state: all that the method remembers, in one object with one state dict."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ class OuterState:
         return own | shared | {"consistency": _consistency(own | shared)}
 
     def _progress(self, index: int, elastic: ElasticPart) -> Tensors:
-        """What this worker did to a fragment that the others' state does not hold: a pseudo-gradient."""
+        """Return, as a pseudo-gradient, what this worker did to a fragment and the others' state does not hold."""
         fragment, sync = self.fragments[index], self.in_flight.get(index)
         own = pseudo_gradient(fragment, self.offload)
         if sync is None:
@@ -290,7 +290,7 @@ class OuterState:
 
 
 def _consistency(shared: State) -> str:
-    """What is equal in the shared states of a worker's ranks where they belong together."""
+    """Return what is equal in the shared states of a worker's ranks if they belong together."""
     counters = [shared[name] for name in ("phase", "outer_steps", "schedule")]
     versions = [fragment["version"] for fragment in shared["fragments"]]
     chains = [shared[name].get("chain") for name in ("elastic", "elastic_decided")]

@@ -23,7 +23,7 @@ _PAUSE_SECONDS = 1.0
 
 @dataclass
 class _Average:
-    """What the collectives of one attempt gave, judged by the whole worker."""
+    """The result of one attempt's collectives, judged by the whole worker."""
 
     local: Tensors  # this worker's contribution; zeros where it was left out
     mean: Tensors = field(default_factory=list)

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
 from isthmus.core.fragment import is_dtensor, local_view, sharded_like
+from isthmus.core.torch_internals import tree_map_only
 from isthmus.core.types import State
 
 

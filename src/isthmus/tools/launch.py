@@ -29,7 +29,7 @@ from isthmus.train.assemble import SERVED_OPTIONS, is_elastic, transport_class
 from isthmus.train.resume_check import check_resume
 from isthmus.train.run_folder import metrics_path, name_of
 from isthmus.transport.address import free_port
-from isthmus.transport.rendezvous import Ranks
+from isthmus.transport.rank_layout import RankLayout
 
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 2.0  # for the other workers to say what they know, once one has failed
@@ -240,7 +240,7 @@ class Workers:
             time.sleep(_POLL_SECONDS)
         failed = [(process.returncode, rank) for rank, process in enumerate(self._processes) if process.returncode]
         code, rank = min(failed, key=lambda item: (item[0] != 2, item[0]))
-        log, name = self._log(rank), Ranks(self._num_ranks, self.config.mesh.num_ranks).name(rank)
+        log, name = self._log(rank), RankLayout(self._num_ranks, self.config.mesh.num_ranks).name(rank)
         if code == 2:
             raise UserError(_last_words(log))
         if code < 0:

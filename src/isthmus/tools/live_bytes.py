@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from isthmus.core.torch_internals import TorchDispatchMode, tree_leaves
 
 
 class LiveBytes:

@@ -88,7 +88,7 @@ def build_transport(config: RunConfig, **more: Any) -> Transport:
     if config.mesh.num_ranks > 1:
         more["ranks_per_worker"] = config.mesh.num_ranks
     spec = config.outer.transport | json.loads(os.environ.get(SERVED_OPTIONS, "{}"))
-    transport: Transport = build(TRANSPORTS, spec, identity=shared, expected_workers=config.train.workers, **more)
+    transport: Transport = build(TRANSPORTS, spec, shared_config=shared, expected_workers=config.train.workers, **more)
     return transport
 
 

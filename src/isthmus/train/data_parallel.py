@@ -1,6 +1,5 @@
 """The baseline's wrapper: torch's `DistributedDataParallel`, measured."""
 
-import ctypes
 import math
 import time
 import warnings
@@ -16,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from isthmus.core import State, SyncReport
+from isthmus.core.torch_internals import keep_alive
 from isthmus.outer import fingerprint
 from isthmus.train.method import Method
 from isthmus.transport import Transport
@@ -108,9 +108,7 @@ class DataParallel(Method):
     @override
     def close(self) -> None:
         if self._group is not None:
-            # DDP frees its group with the interpreter locked, while gloo's thread may wait for that lock: torch 2.13
-            # hangs then, so the group is never freed
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+            keep_alive(self._group)
             dist.destroy_process_group(self._group)
         self.transport.leave()
 

@@ -15,7 +15,8 @@ from isthmus.parallel import Mesh, open_mesh
 from isthmus.train.assemble import choose_device, is_elastic
 from isthmus.transport import Transport
 from isthmus.transport.elastic.ranks import check_ranks, worker_number
-from isthmus.transport.rendezvous import Ranks, find_world, initialise
+from isthmus.transport.rank_layout import RankLayout
+from isthmus.transport.rendezvous import find_world, initialise
 from isthmus.transport.torch_dist import JOIN_BUDGETS
 
 
@@ -82,7 +83,7 @@ def find_process(config: RunConfig) -> Process:
         check_ranks(size, mesh.num_ranks)
         worker, rank, workers, name = worker_number(mesh.num_ranks), rank, 1, f"rank {rank}"
     else:
-        ranks = Ranks(size, mesh.num_ranks)
+        ranks = RankLayout(size, mesh.num_ranks)
         ranks.check(workers)
         (worker, rank), name = divmod(rank, mesh.num_ranks), ranks.name(rank)
     device = choose_device()

@@ -21,9 +21,9 @@ import torch
 from isthmus.core.types import Peers
 from isthmus.transport.base import ElasticPart, PeerLost, Replica, TransportError
 from isthmus.transport.configured import ConfiguredTransport
-from isthmus.transport.links import Links, PerLink
+from isthmus.transport.link_model import LinkModel, PerLink
 from isthmus.transport.peers import BufferPeers, name_workers, vote
-from isthmus.transport.worker_group import SINGLE_RANK
+from isthmus.transport.single_rank import SINGLE_RANK
 
 Result = TypeVar("Result")
 
@@ -57,7 +57,7 @@ class LocalWorld:
         weights: Sequence[float] | None = None,
     ) -> None:
         self.num_workers = num_workers
-        self.links = Links.of(num_workers, bandwidth_bits_per_second, latency_seconds)
+        self.links = LinkModel.between(num_workers, bandwidth_bits_per_second, latency_seconds)
         self.weights = [1 / num_workers] * num_workers if weights is None else list(weights)
         self.refused: set[tuple[int, int]] = set()  # (outer_step, rank) of votes that will be no
         self.lost: set[tuple[int, int]] = set()  # (outer_step, rank) of messages that will be lost
@@ -165,7 +165,7 @@ class _LocalPeers(BufferPeers):
         self._transport = transport
 
     def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
-        arrivals = self._meet("mean", buffer, [4 * len(buffer)])
+        arrivals = self._meet("all_reduce", buffer, [4 * len(buffer)])
         steps = 2 * (self.size - 1)
         self._finish(arrivals, self._links.ring_seconds(steps, 4 * len(buffer) / self.size))
         total = arrivals[0].buffer.clone()
@@ -174,18 +174,18 @@ class _LocalPeers(BufferPeers):
         return total
 
     def _all_gather(self, buffer: torch.Tensor) -> torch.Tensor:
-        arrivals = self._meet("gather", buffer, [len(buffer)])
+        arrivals = self._meet("all_gather", buffer, [len(buffer)])
         self._finish(arrivals, self._links.ring_seconds(self.size - 1, len(buffer)))
         return torch.cat([arrival.buffer for arrival in arrivals])
 
     def _all_to_all(self, buffer: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-        arrivals = self._meet("exchange", buffer, sizes)
-        self._finish(arrivals, self._links.exchange_seconds([arrival.sizes for arrival in arrivals]))
+        arrivals = self._meet("all_to_all", buffer, sizes)
+        self._finish(arrivals, self._links.all_to_all_seconds([arrival.sizes for arrival in arrivals]))
         start, end = sum(sizes[: self.rank]), sum(sizes[: self.rank + 1])
         return torch.cat([arrival.buffer[start:end] for arrival in arrivals])
 
     @property
-    def _links(self) -> Links:
+    def _links(self) -> LinkModel:
         return self._transport.world.links
 
     def _meet(self, kind: str, buffer: torch.Tensor, sizes: list[int]) -> list[_Arrival]:

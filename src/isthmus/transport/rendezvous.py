@@ -1,11 +1,10 @@
-"""How the ranks of torch.distributed find one another."""
+"""The rendezvous of the ranks of torch.distributed."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
-import re
 import socket
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -14,61 +13,25 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from isthmus.core.torch_internals import clone_default_store, skip_reverse_lookups
 from isthmus.core.types import UserError
 from isthmus.transport.base import PeerLost
-from isthmus.transport.dns import spare_lookups
+from isthmus.transport.rank_layout import RankLayout
+from isthmus.transport.readable import first_line
 
-_meetings = itertools.count()
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """All ranks of the world: workers, one after the other, of equally many ranks.
-
-    Attributes:
-        size: how many in all.
-        per_worker: how many of them make a worker.
-    """
-
-    size: int
-    per_worker: int = 1
-
-    def check(self, expected_workers: int | None) -> None:
-        """Raise `UserError` where they are not as many as the configuration says, or leave an incomplete worker."""
-        started = f"{self.size} rank{'s' if self.size > 1 else ''} started"
-        if expected_workers not in (None, self.size / self.per_worker):
-            workers = f"{expected_workers} worker{'s' if expected_workers != 1 else ''}"
-            of_ranks = f" of {self.per_worker} ranks" if self.per_worker > 1 else ""
-            raise UserError(f"the configuration says {workers}{of_ranks}, but {started}")
-        if self.size % self.per_worker:
-            raise UserError(f"a worker has {self.per_worker} ranks, but {started}: start a multiple of that")
-
-    def peers_of(self, rank: int) -> range:
-        """Those that hold the same part of the model, one of each worker."""
-        return range(rank % self.per_worker, self.size, self.per_worker)
-
-    def of_worker(self, rank: int) -> range:
-        """Those of the same worker."""
-        first = rank - rank % self.per_worker
-        return range(first, first + self.per_worker)
-
-    def name(self, rank: int, host: str = "") -> str:
-        """'worker 1', or 'worker 1 (rank 3, host x)'."""
-        details = [f"rank {rank}"] if self.per_worker > 1 else []
-        details += [f"host {host}"] if host else []
-        return f"worker {rank // self.per_worker}" + (f" ({', '.join(details)})" if details else "")
+_num_stores = itertools.count()
 
 
 @dataclass(frozen=True)
-class Card:
-    """What a rank shows the others when they meet."""
+class RankInfo:
+    """What a rank tells the others when they join."""
 
     host: str
-    identity: dict[str, str]
+    shared_config: dict[str, str]
 
 
 def find_world() -> tuple[int, int]:
-    """Rank and number of ranks: of torch.distributed where it is initialised, else as the launcher says, else 0, 1."""
+    """Return rank and number of ranks as torch.distributed says, or else the launcher, or else 0 and 1."""
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -87,7 +50,7 @@ def initialise(backend: str, timeout_seconds: float, name: str) -> None:
     if dist.is_initialized():
         return
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    spare_lookups()
+    skip_reverse_lookups()
     timeout = timedelta(seconds=timeout_seconds)
     try:
         dist.init_process_group(backend, timeout=timeout, **_fresh_store(address, int(port), timeout))
@@ -101,7 +64,7 @@ def initialise(backend: str, timeout_seconds: float, name: str) -> None:
 
 
 def _fresh_store(address: str, port: int, timeout: timedelta) -> dict[str, Any]:
-    """What `init_process_group` is told where torchrun has started the ranks again.
+    """Return what `init_process_group` is told where torchrun has started the ranks again.
 
     torchrun keeps its store, and gloo would find there where the dead have listened. Agents on several machines count
     their restarts each for itself, so there nothing names the present one.
@@ -115,31 +78,25 @@ def _fresh_store(address: str, port: int, timeout: timedelta) -> dict[str, Any]:
 
 
 def open_store() -> tuple[Store, int | None]:
-    """A new connection to the store of torch.distributed, and the rank that holds it (None: torchrun's agent)."""
-    connection = dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
-    store = PrefixStore(f"isthmus/{next(_meetings)}", connection)
+    """Open the store of torch.distributed anew; also return the rank that holds it (None: torchrun's agent)."""
+    store = PrefixStore(f"isthmus/{next(_num_stores)}", clone_default_store())
     return store, None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
 
 
-def exchange_cards(
-    store: Store, rank: int, ranks: Ranks, identity: dict[str, str], timeout_seconds: float
-) -> list[Card]:
-    """Show this rank's card, and read everybody's in rank order.
+def exchange_rank_info(
+    store: Store, rank: int, layout: RankLayout, shared_config: dict[str, str], timeout_seconds: float
+) -> list[RankInfo]:
+    """Tell the others this rank's info, and return that of all ranks in rank order.
 
     Raises:
         PeerLost: names the ranks that did not come within the timeout.
     """
-    keys = [f"card/{r}" for r in range(ranks.size)]
-    store.set(keys[rank], json.dumps(asdict(Card(socket.gethostname(), identity))))
+    keys = [f"rank-info/{r}" for r in range(layout.size)]
+    store.set(keys[rank], json.dumps(asdict(RankInfo(socket.gethostname(), shared_config))))
     try:
         store.wait(keys, timedelta(seconds=timeout_seconds))
     except RuntimeError as error:
         missing = [r for r, key in enumerate(keys) if not store.check([key])]
-        names = ", ".join(map(ranks.name, missing))
+        names = ", ".join(map(layout.name, missing))
         raise PeerLost(missing, f"{names} did not join within {timeout_seconds:g} s") from error
-    return [Card(**json.loads(value)) for value in store.multi_get(keys)]
-
-
-def first_line(error: Exception) -> str:
-    """The part of a message of torch or gloo that people can read: no source path, no advice."""
-    return re.sub(r"^\[[^]]*\] ", "", str(error).split("\n")[0]).split(". ")[0]
+    return [RankInfo(**json.loads(value)) for value in store.multi_get(keys)]

@@ -16,16 +16,19 @@ from typing import Any
 import torch.distributed as dist
 from typing_extensions import override
 
-from isthmus.core.types import Peers
+from isthmus.core.types import Peers, WorkerGroup
 from isthmus.transport.address import check_port, is_loopback, resolve
 from isthmus.transport.base import ElasticPart, Replica, TransportError, TransportLimits
 from isthmus.transport.configured import ConfiguredTransport, Finding
+from isthmus.transport.group_peers import GroupPeers
 from isthmus.transport.heartbeat import Heartbeat
-from isthmus.transport.identity import check_identities
 from isthmus.transport.peers import vote
-from isthmus.transport.rendezvous import Ranks, exchange_cards, find_world, initialise, open_store
-from isthmus.transport.watched_group import NOT_JOINED, Backend, GroupPeers, WatchedGroup, keep_for_ever
-from isthmus.transport.worker_group import SINGLE_RANK, GlooWorkerGroup
+from isthmus.transport.rank_layout import RankLayout
+from isthmus.transport.rendezvous import exchange_rank_info, find_world, initialise, open_store
+from isthmus.transport.shared_config import check_shared_configs
+from isthmus.transport.single_rank import SINGLE_RANK
+from isthmus.transport.watched_group import NOT_JOINED, Backend, WatchedGroup, leak
+from isthmus.transport.worker_group import GlooWorkerGroup
 
 JOIN_BUDGETS = 10  # clusters do not start at the same moment: workers wait this many sync budgets for one another
 _WORKER_BUDGETS = 10  # a rank may wait for others of its worker, whose messages take them several collectives
@@ -47,7 +50,7 @@ class TorchDist(ConfiguredTransport):
     Args:
         sync_budget_seconds: bound on one collective; all other timeouts follow from it.
         backend: "gloo" runs beside training and stages CUDA tensors through the CPU; "nccl" must not overlap.
-        identity: a flat configuration that all workers must share, compared at join.
+        shared_config: a flat configuration that all workers must share, compared at join.
         expected_workers: how many the configuration speaks of.
         ranks_per_worker: one, or as many as the mesh of a worker has.
     """
@@ -58,16 +61,16 @@ class TorchDist(ConfiguredTransport):
         self,
         sync_budget_seconds: float = 60.0,
         backend: Backend = "gloo",
-        identity: dict[str, str] | None = None,
+        shared_config: dict[str, str] | None = None,
         expected_workers: int | None = None,
         ranks_per_worker: int = 1,
     ) -> None:
         self.sync_budget_seconds = sync_budget_seconds
         self.backend = backend
-        self.identity = {
+        self.shared_config = {
             "isthmus version": version("isthmus"),
             "ranks per worker": str(ranks_per_worker),
-            **(identity or {}),
+            **(shared_config or {}),
         }
         self.expected_workers = expected_workers
         self.ranks_per_worker = ranks_per_worker
@@ -75,7 +78,7 @@ class TorchDist(ConfiguredTransport):
         self.rank, self.num_workers = 0, 1
         self._interval = min(1.0, sync_budget_seconds / 20)
         self._group: WatchedGroup | None = None  # of the peers
-        self.worker_group: GlooWorkerGroup = SINGLE_RANK
+        self.worker_group: WorkerGroup = SINGLE_RANK
         self._leaving = threading.Lock()
 
     @override
@@ -102,15 +105,15 @@ class TorchDist(ConfiguredTransport):
             PeerLost: a rank did not come.
         """
         rank, size = find_world()
-        ranks = Ranks(size, self.ranks_per_worker)
-        ranks.check(self.expected_workers)
+        layout = RankLayout(size, self.ranks_per_worker)
+        layout.check(self.expected_workers)
         self.rank, self.num_workers = rank // self.ranks_per_worker, size // self.ranks_per_worker
         if size == 1 or self._group is not None:
             return
-        initialise(self.backend, JOIN_BUDGETS * self.sync_budget_seconds, ranks.name(rank))
+        initialise(self.backend, JOIN_BUDGETS * self.sync_budget_seconds, layout.name(rank))
         atexit.register(self.leave)
         try:
-            self._meet(rank, ranks)
+            self._connect(rank, layout)
         except BaseException:
             self.leave()
             raise
@@ -142,32 +145,32 @@ class TorchDist(ConfiguredTransport):
     def wait_until(self, seconds: float) -> None:
         """Nothing to do: real time passes by itself."""
 
-    def _meet(self, rank: int, ranks: Ranks) -> None:
+    def _connect(self, rank: int, layout: RankLayout) -> None:
         store, store_rank = open_store()
         budget_seconds = self.sync_budget_seconds
-        heartbeat = Heartbeat(store, rank, ranks.size, store_rank, self._interval)
-        watch = partial(WatchedGroup, heartbeat, patience_seconds=min(30.0, budget_seconds / 3), abandon=keep_for_ever)
-        self._group = watch(budget_seconds, backend=self.backend, members=ranks.peers_of(rank))
-        cards = exchange_cards(store, rank, ranks, self.identity, JOIN_BUDGETS * budget_seconds)
-        heartbeat.start([ranks.name(r, card.host) for r, card in enumerate(cards)])
-        names = [ranks.name(r) for r in range(ranks.size)] if ranks.per_worker > 1 else None
-        check_identities([card.identity for card in cards], names)
-        everybodys_peers = [ranks.peers_of(r) for r in range(ranks.per_worker)]
-        self._group.connect(partial(own_group, everybodys_peers, rank, self.backend, budget_seconds))
-        if ranks.per_worker > 1:
+        heartbeat = Heartbeat(store, rank, layout.size, store_rank, self._interval)
+        watch = partial(WatchedGroup, heartbeat, patience_seconds=min(30.0, budget_seconds / 3), abandon=leak)
+        self._group = watch(budget_seconds, backend=self.backend, members=layout.peers_of(rank))
+        infos = exchange_rank_info(store, rank, layout, self.shared_config, JOIN_BUDGETS * budget_seconds)
+        heartbeat.start([layout.name(r, info.host) for r, info in enumerate(infos)])
+        names = [layout.name(r) for r in range(layout.size)] if layout.per_worker > 1 else None
+        check_shared_configs([info.shared_config for info in infos], names)
+        everybodys_peers = [layout.peers_of(r) for r in range(layout.per_worker)]
+        self._group.connect(partial(make_own_group, everybodys_peers, rank, self.backend, budget_seconds))
+        if layout.per_worker > 1:
             worker_seconds = _WORKER_BUDGETS * budget_seconds
-            near = watch(worker_seconds, backend="gloo", members=ranks.of_worker(rank), kind="worker")
-            workers = [ranks.of_worker(r) for r in range(0, ranks.size, ranks.per_worker)]
-            near.connect(partial(own_group, workers, rank, "gloo", worker_seconds))
+            group = watch(worker_seconds, backend="gloo", members=layout.of_worker(rank), kind="worker")
+            workers = [layout.of_worker(r) for r in range(0, layout.size, layout.per_worker)]
+            group.connect(partial(make_own_group, workers, rank, "gloo", worker_seconds))
             self.worker_group = GlooWorkerGroup(
-                rank % ranks.per_worker,
-                ranks.per_worker,
-                near,
-                close=partial(near.disconnect, dist.destroy_process_group),
+                rank % layout.per_worker,
+                layout.per_worker,
+                group,
+                close=partial(group.disconnect, dist.destroy_process_group),
             )
 
 
-def own_group(groups: list[range], rank: int, backend: Backend, budget_seconds: float) -> dist.ProcessGroup:
+def make_own_group(groups: list[range], rank: int, backend: Backend, budget_seconds: float) -> dist.ProcessGroup:
     """The group of this rank. Torch names groups by counting, so all ranks make all of them, in the same order."""
     # twice the budget: `WatchedGroup` watches the time itself, and knows better than the backend whom to blame
     timeout = timedelta(seconds=2 * budget_seconds)

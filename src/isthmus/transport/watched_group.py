@@ -1,24 +1,19 @@
-"""A process group under watch: what transports over torch.distributed have in common."""
+"""A process group of torch.distributed that is watched by heartbeats."""
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Literal
 
-import torch
 import torch.distributed as dist
 
-from isthmus.core.streams import copy_to
-from isthmus.core.types import WorkerGroup
+from isthmus.core.torch_internals import keep_alive, release
 from isthmus.transport.base import PeerLost, TransportError
 from isthmus.transport.heartbeat import Heartbeat, Verdict
-from isthmus.transport.messages import Messages
-from isthmus.transport.peers import BufferPeers
-from isthmus.transport.rendezvous import first_line
-from isthmus.transport.worker_group import SINGLE_RANK, all_gather
+from isthmus.transport.readable import first_line
+from isthmus.transport.send_recv import SendRecv
 
 Backend = Literal["gloo", "nccl"]
 
@@ -26,38 +21,35 @@ _CONFIRM_ROUNDS = 4  # heartbeats missed after a connection broke until their ow
 NOT_JOINED = "this worker has not joined, or has left"
 
 
-Works = list[dist.Work | Messages]
+Works = list[dist.Work | SendRecv]
 Abandon = Callable[[dist.ProcessGroup, Works], None]  # a group, and what is stuck in it
 
 
-def keep_for_ever(group: dist.ProcessGroup, stuck: Works) -> None:
-    """Let go of a broken group in a process that ends soon.
-
-    gloo cannot abort: freeing the group would wait until the stuck collective times out.
-    """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+def leak(group: dist.ProcessGroup, stuck: Works) -> None:
+    """Abandon a broken group in a process that ends soon: it is never freed."""
+    keep_alive(group)
 
 
-class Leftovers:
-    """Lets go of broken groups in a process that goes on: each is freed once what is stuck in it has timed out."""
+class AbandonedGroups:
+    """The broken groups of a process that goes on: each is freed once what is stuck in it has timed out."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[dist.ProcessGroup, Works]] = []
+        self._groups: list[tuple[dist.ProcessGroup, Works]] = []
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._groups)
 
-    def keep(self, group: dist.ProcessGroup, stuck: Works) -> None:
+    def add(self, group: dist.ProcessGroup, stuck: Works) -> None:
         """Take over a group; it does not hold up the end of the program."""
-        keep_for_ever(group, stuck)
-        self._kept.append((group, stuck))
+        keep_alive(group)
+        self._groups.append((group, stuck))
 
     def free(self) -> None:
-        """Free those in which nothing is stuck any more."""
-        done = [(group, stuck) for group, stuck in self._kept if all(work.is_completed() for work in stuck)]
-        self._kept = [pair for pair in self._kept if pair not in done]
+        """Free the groups in which nothing is stuck any more."""
+        done = [(group, stuck) for group, stuck in self._groups if all(work.is_completed() for work in stuck)]
+        self._groups = [pair for pair in self._groups if pair not in done]
         for group, _ in done:
-            ctypes.pythonapi.Py_DecRef(ctypes.py_object(group))
+            release(group)
 
 
 class WatchedGroup:
@@ -156,7 +148,7 @@ class WatchedGroup:
         self.disconnect(free)
         self._heartbeat.leave(linger_seconds)
 
-    def _done(self, work: dist.Work | Messages) -> bool:
+    def _done(self, work: dist.Work | SendRecv) -> bool:
         """Wait for a collective, at most one heartbeat interval."""
         if self._backend == "nccl":  # its own wait would abort the group when the time is over
             end = time.monotonic() + self._interval
@@ -186,7 +178,7 @@ class WatchedGroup:
             return Verdict(verdict.ranks, f"{verdict.reason} ({first_line(error)})")
         return self._late() or Verdict([], f"a connection broke, though all are alive ({first_line(error)})")
 
-    def _give_up(self, what: str, verdict: Verdict, stuck: Sequence[dist.Work | Messages] = ()) -> PeerLost:
+    def _give_up(self, what: str, verdict: Verdict, stuck: Sequence[dist.Work | SendRecv] = ()) -> PeerLost:
         """Remember the loss, tell the others, and let go of the stuck collective."""
         self.lost = Verdict(verdict.ranks, f"{what} failed: {verdict.reason}")
         self._heartbeat.give_up(verdict.ranks)
@@ -195,82 +187,3 @@ class WatchedGroup:
             self._abandon(group, list(stuck))
             group.abort()
         return PeerLost(self.lost.ranks, self.lost.reason)
-
-
-class GroupPeers(BufferPeers):
-    """The members of one group; one that is alone needs none.
-
-    Args:
-        group: whose collectives move the bytes.
-        rank: this worker among them.
-        weights: everybody's.
-        name: of the sync, for messages.
-        device: where the group's backend wants its buffers.
-        worker_group: the process group of this worker's own ranks.
-    """
-
-    def __init__(
-        self,
-        group: WatchedGroup | None,
-        rank: int,
-        weights: list[float],
-        name: str,
-        device: str = "cpu",
-        worker_group: WorkerGroup = SINGLE_RANK,
-    ) -> None:
-        super().__init__(rank, weights)
-        self._group, self._name, self._device, self.worker_group = group, name, torch.device(device), worker_group
-        self._seconds = 0.0 if group is None else 2 * group.sync_budget_seconds  # the group itself watches the time
-
-    def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
-        total = self._staged(buffer)
-        self._run("mean", lambda group: [_work(dist.all_reduce(total, group=group, async_op=True))])
-        return total.to(buffer.device)
-
-    def _all_gather(self, buffer: torch.Tensor) -> torch.Tensor:
-        own = self._staged(buffer)
-        result = own.new_empty(self.size, len(own))
-        if self._device.type == "cpu":
-            self._swap("gather", [own] * self.size, result)
-        else:
-            self._run("gather", lambda group: [all_gather(result.view(-1), own, group=group, async_op=True)])
-        return result.view(-1).to(buffer.device)
-
-    def _all_to_all(self, buffer: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-        parts, size = self._staged(buffer), sizes[self.rank]
-        result = parts.new_empty(self.size, size)
-        if self._device.type == "cpu":
-            self._swap("exchange", torch.split(parts, sizes), result)
-        else:
-            self._run(
-                "exchange",
-                lambda group: [
-                    _work(
-                        dist.all_to_all_single(
-                            result.view(-1), parts, [size] * self.size, sizes, group=group, async_op=True
-                        )
-                    )
-                ],
-            )
-        return result.view(-1).to(buffer.device)
-
-    def _swap(self, kind: str, outgoing: Sequence[torch.Tensor], incoming: torch.Tensor) -> None:
-        """To each member what is its own, from each what is for this one: [size, n]."""
-        rows = list(incoming)
-        self._run(kind, lambda group: [Messages(group, self.rank, outgoing, rows, self._seconds)])
-
-    def _staged(self, buffer: torch.Tensor) -> torch.Tensor:
-        """Where the backend wants it; the training stream does not wait for that."""
-        return buffer if buffer.device.type == self._device.type else copy_to(buffer, self._device)
-
-    def _run(self, kind: str, start: Callable[[dist.ProcessGroup], Works]) -> None:
-        what = f"{kind} of {self._name}"
-        if self._group is None:
-            raise TransportError(f"{what}: {NOT_JOINED}")
-        self._group.run(what, start)
-
-
-def _work(started: dist.Work | None) -> dist.Work:
-    """Of a collective that was started with `async_op`."""
-    assert started is not None
-    return started

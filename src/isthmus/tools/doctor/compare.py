@@ -12,7 +12,7 @@ from isthmus.core import UserError
 from isthmus.tools.doctor.check import Check, Status
 from isthmus.tools.doctor.link import Link
 from isthmus.tools.report import readable_bytes
-from isthmus.transport.identity import check_identities
+from isthmus.transport.shared_config import check_shared_configs
 
 _WARN_SECONDS, _FAIL_SECONDS = 1.0, 60.0  # between two clocks
 _ROUND_TRIPS = 4  # of a sync: reports, two shots, vote
@@ -25,7 +25,7 @@ def compare_workers(cards: dict[str, Any]) -> list[Check]:
 
     def alike(name: str, key: str, status: Status, good: str, advice: str) -> Check:
         try:
-            check_identities([worker[key] for worker in workers], names)
+            check_shared_configs([worker[key] for worker in workers], names)
         except UserError as error:
             return Check(name, status, str(error), advice)
         return Check(name, "ok", good)

@@ -23,9 +23,9 @@ from isthmus.transport.elastic.ranks import worker_name
 from isthmus.transport.elastic.together import meet
 from isthmus.transport.elastic.world import Elastic
 from isthmus.transport.peers import BufferPeers
-from isthmus.transport.rendezvous import first_line
+from isthmus.transport.readable import first_line
+from isthmus.transport.single_rank import SINGLE_RANK
 from isthmus.transport.torch_dist import TorchDist
-from isthmus.transport.worker_group import SINGLE_RANK
 
 _JOIN_BUDGETS = 10  # the first meeting waits so many sync budgets: as a run does
 _LATER_BUDGETS = 2
@@ -59,7 +59,7 @@ def build_world(config: RunConfig, say: Callable[[str], None]) -> World:
     """The world of a configuration. Its workers need not agree on anything yet."""
     spec, workers = config.outer.transport, config.train.workers
     spec = transport_class(config).apart_from_a_run(spec)
-    transport = build(TRANSPORTS, spec, identity={}, expected_workers=workers)
+    transport = build(TRANSPORTS, spec, shared_config={}, expected_workers=workers)
     match transport:
         case TorchDist():
             return StaticWorld(transport)

@@ -7,13 +7,14 @@ from functools import partial
 
 import torch.distributed as dist
 
-from isthmus.core.types import UserError
+from isthmus.core.types import UserError, WorkerGroup
 from isthmus.transport.base import RankLost
 from isthmus.transport.heartbeat import Heartbeat
 from isthmus.transport.rendezvous import find_world, initialise, open_store
-from isthmus.transport.torch_dist import JOIN_BUDGETS, LINGER_SECONDS, own_group
-from isthmus.transport.watched_group import WatchedGroup, keep_for_ever
-from isthmus.transport.worker_group import SINGLE_RANK, GlooWorkerGroup
+from isthmus.transport.single_rank import SINGLE_RANK
+from isthmus.transport.torch_dist import JOIN_BUDGETS, LINGER_SECONDS, make_own_group
+from isthmus.transport.watched_group import WatchedGroup, leak
+from isthmus.transport.worker_group import GlooWorkerGroup
 
 _WORKER_BUDGETS = 2 * JOIN_BUDGETS  # the first rank may wait so long for the other workers, and the others for it
 
@@ -46,7 +47,7 @@ def check_ranks(started: int, ranks_per_worker: int) -> None:
         )
 
 
-def join_ranks(ranks_per_worker: int, sync_budget_seconds: float) -> GlooWorkerGroup:
+def join_ranks(ranks_per_worker: int, sync_budget_seconds: float) -> WorkerGroup:
     """Connect the ranks of this worker: in an elastic world torch.distributed is theirs alone.
 
     Raises:
@@ -67,8 +68,6 @@ def join_ranks(ranks_per_worker: int, sync_budget_seconds: float) -> GlooWorkerG
         raise RankLost(missing, f"{', '.join(names[other] for other in missing)} did not come within {seconds:g} s")
     heartbeat.start(names)
     worker_seconds = _WORKER_BUDGETS * sync_budget_seconds
-    group = WatchedGroup(
-        heartbeat, worker_seconds, min(30.0, sync_budget_seconds / 3), "gloo", keep_for_ever, kind="worker"
-    )
-    group.connect(partial(own_group, [range(size)], rank, "gloo", worker_seconds))
+    group = WatchedGroup(heartbeat, worker_seconds, min(30.0, sync_budget_seconds / 3), "gloo", leak, kind="worker")
+    group.connect(partial(make_own_group, [range(size)], rank, "gloo", worker_seconds))
     return GlooWorkerGroup(rank, size, group, close=partial(group.close, dist.destroy_process_group, LINGER_SECONDS))

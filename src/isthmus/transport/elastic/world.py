@@ -11,7 +11,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
-from isthmus.core.types import Peers, State, UserError
+from isthmus.core.types import Peers, State, UserError, WorkerGroup
 from isthmus.transport.base import (
     Behind,
     ElasticPart,
@@ -30,8 +30,8 @@ from isthmus.transport.elastic.ranks import join_ranks
 from isthmus.transport.elastic.together import fetch_parts, gather_around, meet, vote
 from isthmus.transport.heal.donor import StateServer
 from isthmus.transport.heal.snapshot import Snapshot
-from isthmus.transport.identity import check_identities
-from isthmus.transport.worker_group import SINGLE_RANK
+from isthmus.transport.shared_config import check_shared_configs
+from isthmus.transport.single_rank import SINGLE_RANK
 
 _JOIN_BUDGETS = 10  # clusters do not start at the same moment: a new run waits this long for all its workers
 _SLOWEST_LINK = 1e6  # bytes a second: a state that arrives more slowly is given up
@@ -49,7 +49,7 @@ class Elastic(ConfiguredTransport):
 
     Args:
         membership: finds the workers and connects them.
-        identity: a flat configuration that all workers must share.
+        shared_config: a flat configuration that all workers must share.
         expected_workers: how many a new run waits for before its first sync; None: `min_workers`.
         min_workers: with fewer that are up to date nobody commits: they wait, and keep their progress. None: more than
             half of `expected_workers`.
@@ -67,7 +67,7 @@ class Elastic(ConfiguredTransport):
     def __init__(
         self,
         membership: Membership,
-        identity: dict[str, str] | None = None,
+        shared_config: dict[str, str] | None = None,
         expected_workers: int | None = None,
         min_workers: int | None = None,
         weighting: Weighting = "uniform",
@@ -84,9 +84,9 @@ class Elastic(ConfiguredTransport):
             )
         self.membership, self.min_workers, self.weighting = membership, min_workers, weighting
         self.limits = TransportLimits(elastic=True, ranks_per_worker=ranks_per_worker)
-        self.worker_group = SINGLE_RANK
+        self.worker_group: WorkerGroup = SINGLE_RANK
         ranks = {"ranks per worker": str(ranks_per_worker)}
-        self.identity = {"isthmus version": version("isthmus"), **ranks, **(identity or {})}
+        self.shared_config = {"isthmus version": version("isthmus"), **ranks, **(shared_config or {})}
         self.expected_workers = expected_workers or min_workers
         self.sync_budget_seconds = sync_budget_seconds
         self.num_workers = self.expected_workers
@@ -100,7 +100,7 @@ class Elastic(ConfiguredTransport):
         self._proposal: Any = None
         self._server: StateServer | None = None
         self._addresses: list[str] = []  # where each of this worker's ranks serves its part of the state
-        self.state_host, self._token, self._say = state_host, _token(identity), say
+        self.state_host, self._token, self._say = state_host, _token(shared_config), say
         self._version, self._chain = 0, "new"
         self._contributed: dict[str, int] = {}  # worker: the last sync that its pseudo-gradient was in
         self._outer_step = 0
@@ -285,7 +285,7 @@ class Elastic(ConfiguredTransport):
     def _card(self) -> Card:
         new = self._version == 0 and time.monotonic() < self._deadline
         return {
-            "identity": self.identity,
+            "shared_config": self.shared_config,
             "version": self._version,
             "chain": self._chain,
             "outer_step": self._outer_step,
@@ -304,13 +304,13 @@ class Elastic(ConfiguredTransport):
         """The workers that lead, if this is one of them."""
         own = self.membership.name
         names = leaders(meeting.cards)
-        reference = meeting.cards[names[0]]["identity"]
+        reference = meeting.cards[names[0]]["shared_config"]
         if own not in names or look_only:
-            check_identities([reference, self.identity], [names[0], own])
+            check_shared_configs([reference, self.shared_config], [names[0], own])
             self._donors = [meeting.cards[name]["addresses"][self.worker_group.rank] for name in names]
         if own not in names and not look_only:
             raise Behind(f"{', '.join(names)} are at version {meeting.cards[names[0]]['version']}")
-        return [name for name in names if meeting.cards[name]["identity"] == self.identity]
+        return [name for name in names if meeting.cards[name]["shared_config"] == self.shared_config]
 
     def _weigh(self, meeting: Meeting, names: list[str]) -> list[float]:
         """Shares by rule; nothing for a worker whose proposal cannot be committed, as long as there are others."""
@@ -338,9 +338,9 @@ class Elastic(ConfiguredTransport):
         return f"waiting: {len(names)} of at least {needed} workers are here ({', '.join(names)})"
 
 
-def _token(identity: dict[str, str] | None) -> str:
+def _token(shared_config: dict[str, str] | None) -> str:
     """Return what only workers of the same configuration know: no others are handed a state."""
-    return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(json.dumps(shared_config, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _nothing(line: str) -> None:

@@ -230,26 +230,26 @@ class StreamPeers(BufferPeers):
         parts = list(total.tensor_split(self.size))
         own = parts[self.rank]
         received = {other: torch.empty_like(own) for other in self._others}
-        self._transfer("mean", dict(enumerate(parts)), received)
+        self._transfer("all_reduce", dict(enumerate(parts)), received)
         sums = torch.zeros_like(own)
         for rank in range(self.size):
             sums += own if rank == self.rank else received[rank]
         own.copy_(sums)
-        self._transfer("mean", dict.fromkeys(self._others, sums), dict(enumerate(parts)))
+        self._transfer("all_reduce", dict.fromkeys(self._others, sums), dict(enumerate(parts)))
         return total.to(buffer.device)
 
     def _all_gather(self, buffer: torch.Tensor) -> torch.Tensor:
         own = buffer.cpu()
         result = own.new_empty(self.size, len(own))
         result[self.rank] = own
-        self._transfer("gather", dict.fromkeys(self._others, own), dict(enumerate(result)))
+        self._transfer("all_gather", dict.fromkeys(self._others, own), dict(enumerate(result)))
         return result.flatten().to(buffer.device)
 
     def _all_to_all(self, buffer: torch.Tensor, sizes: list[int]) -> torch.Tensor:
         parts = torch.split(buffer.cpu(), sizes)
         result = parts[0].new_empty(self.size, sizes[self.rank])
         result[self.rank] = parts[self.rank]
-        self._transfer("exchange", dict(enumerate(parts)), dict(enumerate(result)))
+        self._transfer("all_to_all", dict(enumerate(parts)), dict(enumerate(result)))
         return result.flatten().to(buffer.device)
 
     def _transfer(self, what: str, outgoing: dict[int, torch.Tensor], incoming: dict[int, torch.Tensor]) -> None:

@@ -39,7 +39,7 @@ class HivemindTransport(Elastic):
         grace_seconds: how long a majority that has come to a sync waits for the others that are alive.
         host: how the other workers reach this machine, to catch up; None: the address from which it reaches the
             first initial peer.
-        identity: what all workers must share.
+        shared_config: what all workers must share.
         expected_workers: how many a new run waits for.
         replicated_state: what moves with the commits.
         say: where a line goes that a person should read.
@@ -62,7 +62,7 @@ class HivemindTransport(Elastic):
         sync_budget_seconds: float = 60.0,
         grace_seconds: float = 30.0,
         host: str | None = None,
-        identity: dict[str, str] | None = None,
+        shared_config: dict[str, str] | None = None,
         expected_workers: int | None = None,
         replicated_state: ReplicatedState | None = None,
         say: Callable[[str], None] = print,
@@ -87,7 +87,7 @@ class HivemindTransport(Elastic):
         )
         super().__init__(
             engine,
-            identity=identity,
+            shared_config=shared_config,
             expected_workers=expected_workers,
             min_workers=min_workers,
             weighting=weighting,

@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from isthmus.core.torch_internals import make_gloo_group, skip_reverse_lookups
 from isthmus.core.types import UserError
 from isthmus.transport.address import join_address, own_address, split_address
 from isthmus.transport.base import PeerLost, TransportError
-from isthmus.transport.bounded import BoundedCalls
-from isthmus.transport.dns import spare_lookups
 from isthmus.transport.elastic.membership import Card, Meeting
+from isthmus.transport.group_peers import GroupPeers
 from isthmus.transport.heartbeat import Heartbeat
 from isthmus.transport.peers import BufferPeers
-from isthmus.transport.rendezvous import first_line
+from isthmus.transport.readable import first_line
+from isthmus.transport.timeouts import TimedCalls
 from isthmus.transport.torchft.lighthouse import LighthouseLine
-from isthmus.transport.watched_group import GroupPeers, Leftovers, WatchedGroup, Works
+from isthmus.transport.watched_group import AbandonedGroups, WatchedGroup, Works
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class TorchFT:
         self._interval = min(0.5, sync_budget_seconds / 20)
         self._patience_seconds = min(10.0, sync_budget_seconds / 3)  # of silence, until a worker counts as gone
         self._roll_seconds = self._patience_seconds / 2
-        self._calls = BoundedCalls()
+        self._calls = TimedCalls()
         self._leaving, self._left = threading.Lock(), False
         self._store: Any = None
         self._address = ""
@@ -78,7 +78,7 @@ class TorchFT:
         self._meeting_id = ""
         self._group: WatchedGroup | None = None
         self._group_id, self._group_names = "", list[str]()
-        self._leftovers = Leftovers()
+        self._abandoned = AbandonedGroups()
 
     def connect(self) -> None:
         """Reach the lighthouse, and open this worker's store to the others; see `Membership.connect`."""
@@ -87,7 +87,7 @@ class TorchFT:
             dist.ProcessGroupGloo.create_device(hostname=host)
         except RuntimeError as error:
             raise UserError(f"{host} is no address of this machine ({first_line(error)})") from error
-        spare_lookups()
+        skip_reverse_lookups()
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._address = join_address(host, self._store.port)
         if self._place == 0:
@@ -125,7 +125,7 @@ class TorchFT:
         if self._place == 0 and meeting.id != self._meeting_id:
             raise TransportError("that meeting is over: meet again")
         self._line.counts = True
-        self._leftovers.free()
+        self._abandoned.free()
         rank, contacts = names.index(self.name), [_contact(name, meeting.cards[name], self._place) for name in names]
         if {contact["group"] for contact in contacts} != {self._group_id} or names != self._group_names:
             self.part()
@@ -159,7 +159,7 @@ class TorchFT:
             return board
 
         try:
-            self._board = (address, self._calls.within(2 * self._roll_seconds, call))
+            self._board = (address, self._calls.call(2 * self._roll_seconds, call))
         except RuntimeError as error:
             self._board = None
             return f"of {', '.join(members)} not all came: {first_line(error)}"
@@ -177,7 +177,7 @@ class TorchFT:
             return heartbeat, [people[other] for other in missing], connection.clone()
 
         try:
-            heartbeat, missing, connection = self._calls.within(self._patience_seconds, assemble)
+            heartbeat, missing, connection = self._calls.call(self._patience_seconds, assemble)
         except RuntimeError as error:
             raise TransportError(
                 f"{people[0]}, which holds the store, is gone, or this worker is cut off ({first_line(error)})"
@@ -186,27 +186,20 @@ class TorchFT:
             raise TransportError(f"{', '.join(missing)} met the others, but did not come to the sync")
         heartbeat.start(people)
         self._group = WatchedGroup(
-            heartbeat, self.sync_budget_seconds, self._patience_seconds, "gloo", self._leftovers.keep
+            heartbeat, self.sync_budget_seconds, self._patience_seconds, "gloo", self._abandoned.add
         )
         self._group_id, self._group_names = group_id, names
         store = PrefixStore(f"{group_id}/gloo", connection)
         with _losses_are_refusals():
             self._group.connect(
-                lambda: self._calls.within(self._patience_seconds, lambda: self._connect_gloo(store, rank, size))
+                lambda: self._calls.call(self._patience_seconds, lambda: self._connect_gloo(store, rank, size))
             )
 
     def _connect_gloo(self, store: Any, rank: int, size: int) -> dist.ProcessGroup:
-        """A group of torch's own making that listens where this worker says it does."""
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
+        """Connect a group that listens where this worker says it does."""
         # twice the budget: `WatchedGroup` watches the time itself, and knows better whom to blame
-        options._timeout = timedelta(seconds=2 * self.sync_budget_seconds)
-        backend = dist.ProcessGroupGloo(store, rank, size, options)
-        backend._set_sequence_number_for_group()
-        group = dist.ProcessGroup(store, rank, size)
-        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
-        return group
+        timeout = timedelta(seconds=2 * self.sync_budget_seconds)
+        return make_gloo_group(store, rank, size, self._host or "", timeout)
 
     def _open_store(self, address: str) -> Any:
         """A new connection to the store of a worker."""

@@ -15,8 +15,8 @@ from typing import Any
 from isthmus.core.types import UserError
 from isthmus.transport.address import join_address, own_address, split_address
 from isthmus.transport.base import TransportError
-from isthmus.transport.bounded import BoundedCalls, NoAnswer
 from isthmus.transport.elastic.membership import check_grace
+from isthmus.transport.timeouts import NoAnswer, TimedCalls
 
 _BEAT_SECONDS = 1.0
 _ATTEMPT_SECONDS = 2.0  # one attempt at a connection: Ctrl-C works between two
@@ -126,7 +126,7 @@ class LighthouseLine:
                 time.sleep(0.1)
         self._thread.start()
 
-    def ask(self, calls: BoundedCalls, seconds: float, store_address: str, data: dict[str, Any]) -> Any:
+    def ask(self, calls: TimedCalls, seconds: float, store_address: str, data: dict[str, Any]) -> Any:
         """Wait for a quorum with this worker in it; a `torchft._torchft.Quorum`.
 
         Raises:
@@ -136,7 +136,7 @@ class LighthouseLine:
         if client is None:
             raise TransportError("this worker has not connected, or has left")
         try:
-            return calls.within(
+            return calls.call(
                 seconds + _SPARE_SECONDS,
                 lambda: client.quorum(self.name, timeout, store_address=store_address, data=data),
             )

@@ -35,7 +35,7 @@ class TorchFTTransport(Elastic):
             lighthouse that waits: this one is for the lighthouse that `isthmus launch` starts, and one of your own goes
             by `isthmus lighthouse --grace-seconds`.
         host: how the other workers reach this machine; None: the address from which it reaches the lighthouse.
-        identity: what all workers must share.
+        shared_config: what all workers must share.
         expected_workers: how many a new run waits for.
         replicated_state: what moves with the commits.
         say: where a line goes that a person should read.
@@ -52,7 +52,7 @@ class TorchFTTransport(Elastic):
         sync_budget_seconds: float = 60.0,
         grace_seconds: float = 5.0,
         host: str | None = None,
-        identity: dict[str, str] | None = None,
+        shared_config: dict[str, str] | None = None,
         expected_workers: int | None = None,
         replicated_state: ReplicatedState | None = None,
         say: Callable[[str], None] = print,
@@ -68,7 +68,7 @@ class TorchFTTransport(Elastic):
         host, place = host or own_address(split_address(lighthouse)[0]), place_in_worker(ranks_per_worker)
         super().__init__(
             TorchFT(lighthouse, worker_name(ranks_per_worker), sync_budget_seconds, host, place),
-            identity=identity,
+            shared_config=shared_config,
             expected_workers=expected_workers,
             min_workers=min_workers,
             weighting=weighting,

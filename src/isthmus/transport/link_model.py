@@ -1,4 +1,4 @@
-"""What collectives cost on modelled links."""
+"""The seconds that collectives take on modelled links."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ PerLink = float | Sequence[Sequence[float]]  # one value for all links, or one p
 
 
 @dataclass(frozen=True)
-class Links:
-    """Bandwidth and latency of every link, [sender][receiver]. Links do not slow each other down.
+class LinkModel:
+    """The bandwidth and latency of every link, [sender][receiver]. Links do not slow each other down.
 
     A worker sends one message at a time and receives one at a time (its uplink and its downlink are what is slow).
     """
@@ -21,19 +21,21 @@ class Links:
     latency: Sequence[Sequence[float]]  # seconds
 
     @classmethod
-    def of(cls, num_workers: int, bandwidth_bits_per_second: PerLink | None, latency_seconds: PerLink) -> Links:
-        """Links between `num_workers`; a bandwidth of None is infinite."""
+    def between(
+        cls, num_workers: int, bandwidth_bits_per_second: PerLink | None, latency_seconds: PerLink
+    ) -> LinkModel:
+        """Return the model of all links between `num_workers`; a bandwidth of None is infinite."""
         bandwidth = float("inf") if bandwidth_bits_per_second is None else bandwidth_bits_per_second
         return cls(_matrix("bandwidth", bandwidth, num_workers), _matrix("latency", latency_seconds, num_workers))
 
     def ring_seconds(self, num_steps: int, step_bytes: float) -> float:
-        """`num_steps` steps in which everybody sends `step_bytes` to the next rank; the slowest link sets the pace."""
+        """Return the seconds of `num_steps` steps in each of which every rank sends `step_bytes` to the next one."""
         size = len(self.latency)
         hops = [(rank, (rank + 1) % size) for rank in range(size)]
         return num_steps * max(self.latency[a][b] + self._send_seconds(a, b, step_bytes) for a, b in hops)
 
-    def exchange_seconds(self, num_bytes: list[list[int]]) -> float:
-        """Everybody sends `num_bytes[sender][receiver]` straight to everybody else."""
+    def all_to_all_seconds(self, num_bytes: list[list[int]]) -> float:
+        """Return the seconds in which every rank sends `num_bytes[sender][receiver]` straight to every other one."""
         ranks = range(len(self.latency))
         pairs = [(a, b) for a in ranks for b in ranks if a != b]
         up, down = [0.0 for _ in ranks], [0.0 for _ in ranks]

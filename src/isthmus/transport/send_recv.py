@@ -1,4 +1,4 @@
-"""Messages between the members of a gloo group, each straight to whom it is for."""
+"""Point-to-point messages between the members of a gloo group, sent and received at the same time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 
-class Messages:
-    """What one member sends to the others and receives from them; in the place of a `dist.Work`.
+class SendRecv:
+    """All messages that one member sends and receives in a collective; takes the place of a `dist.Work`.
 
     In gloo's own collectives a send is posted before the receive of the same call, and both directions share a
     connection: the peer's permission to send waits behind the whole payload, so that on a slow link the directions
@@ -44,19 +44,19 @@ class Messages:
         threading.Thread(target=self._wait, args=(works, timedelta(seconds=seconds)), daemon=True).start()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until all messages are through; True then.
+        """Wait until all messages are through, and return True.
 
         Raises:
             RuntimeError: a connection broke, or they are not yet through.
         """
         if not self._over.wait(None if timeout is None else timeout.total_seconds()):
-            raise RuntimeError("not yet through")
+            raise RuntimeError("the messages are not through yet")
         if self._error is not None:
             raise self._error
         return True
 
     def is_completed(self) -> bool:
-        """Whether nothing happens any more."""
+        """Return whether all messages are through, or have failed."""
         return self._over.is_set()
 
     def _wait(self, works: list[dist.Work], timeout: timedelta) -> None:

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from isthmus.transport.bounded import BoundedCalls, NoAnswer
+from isthmus.transport.timeouts import NoAnswer, TimedCalls
 
 
 class Thing:
@@ -13,10 +13,10 @@ class Thing:
 
 
 def test_results_and_errors_are_the_calls_own():
-    calls = BoundedCalls()
-    assert calls.within(10, lambda: 7) == 7
+    calls = TimedCalls()
+    assert calls.call(10, lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
-        calls.within(10, lambda: 1 // 0)
+        calls.call(10, lambda: 1 // 0)
 
 
 def test_a_call_may_have_a_timeout_of_its_own():
@@ -24,21 +24,21 @@ def test_a_call_may_have_a_timeout_of_its_own():
         raise TimeoutError("mine")
 
     with pytest.raises(TimeoutError, match="mine"):
-        BoundedCalls().within(10, call)
+        TimedCalls().call(10, call)
 
 
 def test_a_call_that_hangs_is_left_behind():
-    calls, end = BoundedCalls(), threading.Event()
+    calls, end = TimedCalls(), threading.Event()
     start = time.monotonic()
     with pytest.raises(NoAnswer, match=r"no answer within 0.1 s"):
-        calls.within(0.1, lambda: end.wait(30))
+        calls.call(0.1, lambda: end.wait(30))
     assert time.monotonic() - start < 10
-    assert calls.within(10, lambda: 7) == 7
+    assert calls.call(10, lambda: 7) == 7
     end.set()
 
 
 def test_cancel_ends_the_call_under_way_and_all_later_ones():
-    calls, begun, end = BoundedCalls(), threading.Event(), threading.Event()
+    calls, begun, end = TimedCalls(), threading.Event(), threading.Event()
 
     def call():
         begun.set()
@@ -46,14 +46,14 @@ def test_cancel_ends_the_call_under_way_and_all_later_ones():
 
     threading.Thread(target=lambda: (begun.wait(), calls.cancel())).start()
     with pytest.raises(NoAnswer, match="this worker has left"):
-        calls.within(30, call)
+        calls.call(30, call)
     with pytest.raises(NoAnswer, match="this worker has left"):
-        calls.within(30, end.wait)
+        calls.call(30, end.wait)
     end.set()
 
 
 def test_a_result_lives_no_longer_than_its_caller_wants():
-    calls = BoundedCalls()
-    kept = weakref.ref(calls.within(10, Thing))
+    calls = TimedCalls()
+    kept = weakref.ref(calls.call(10, Thing))
     gc.collect()
     assert kept() is None

@@ -1,4 +1,4 @@
-"""Calls into foreign code that may hang, bounded in time."""
+"""Calls into other libraries that may hang, bounded in time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Result = TypeVar("Result")
 
 
 class NoAnswer(RuntimeError):
-    """The time was over, or `BoundedCalls.cancel` was called."""
+    """A call took longer than it may, or was cancelled."""
 
 
-class BoundedCalls:
+class TimedCalls:
     """Makes each call on a thread of its own, which is left behind when the time is over.
 
     The clients of torch's stores and of the lighthouse cannot be interrupted, and some of their answers have no
@@ -26,16 +26,16 @@ class BoundedCalls:
         self._cancelled = False
         self._pending: Future[Any] = Future()
 
-    def within(self, seconds: float, call: Callable[[], Result]) -> Result:
-        """The result or the exception of a call.
+    def call(self, seconds: float, function: Callable[[], Result]) -> Result:
+        """Return the result of a function, or raise its exception.
 
         Raises:
-            NoAnswer: it takes longer.
+            NoAnswer: it takes longer than `seconds`.
         """
         self._pending = future = Future[Result]()
         if self._cancelled:
             self.cancel()
-        threading.Thread(target=_run, args=(future, call), name="isthmus-call", daemon=True).start()
+        threading.Thread(target=_run, args=(future, function), name="isthmus-call", daemon=True).start()
         try:
             return future.result(seconds)
         except TimeoutError:
@@ -46,15 +46,15 @@ class BoundedCalls:
             self._pending = Future()  # or the result would live until the next call
 
     def cancel(self) -> None:
-        """End the call under way and all later ones; from any thread."""
+        """End the call under way and all later ones at once; may be called from any thread."""
         self._cancelled = True
         with suppress(InvalidStateError):
             self._pending.set_exception(NoAnswer("this worker has left"))
 
 
-def _run(future: Future[Result], call: Callable[[], Result]) -> None:
+def _run(future: Future[Result], function: Callable[[], Result]) -> None:
     with suppress(InvalidStateError):  # cancelled
         try:
-            future.set_result(call())
+            future.set_result(function())
         except Exception as error:
             future.set_exception(error)

@@ -1,0 +1,134 @@
+"""One test of every function in `torch_internals`: what fails here was broken by this version of torch or glibc."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, TCPStore
+
+from isthmus.core import torch_internals
+
+LOOKUPS = """
+import socket
+try:
+    socket.gethostbyaddr("127.9.9.9")  # the process has asked DNS before
+except OSError:
+    pass
+from isthmus.core.torch_internals import skip_reverse_lookups
+skip_reverse_lookups()
+from torch.distributed import TCPStore
+TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+"""
+
+
+def make_groups(store, timeout_seconds=10.0, host="127.0.0.1"):
+    def make(rank):
+        timeout = timedelta(seconds=timeout_seconds)
+        return torch_internals.make_gloo_group(store, rank, 2, host, timeout)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(make, range(2)))
+
+
+def test_skip_reverse_lookups_leaves_one_that_fails_and_is_the_last():
+    ended = subprocess.run(
+        [sys.executable, "-c", LOOKUPS],
+        env=os.environ | {"TORCH_CPP_LOG_LEVEL": "WARNING"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("The hostname of the client socket cannot be retrieved") == 1
+
+
+def test_make_gloo_group_needs_no_world_and_sums():
+    assert not dist.is_initialized()
+    groups = make_groups(HashStore())
+    values = [torch.tensor([1.0]), torch.tensor([2.0])]
+    works = [group.allreduce([value]) for group, value in zip(groups, values, strict=True)]
+    for work in works:
+        work.wait()
+    assert values == [torch.tensor([3.0])] * 2
+    assert [group.rank() for group in groups] == [0, 1]
+
+
+def test_keep_alive_and_release():
+    group = make_groups(HashStore())[0]
+    kept = weakref.ref(group)
+    torch_internals.keep_alive(group)
+    del group
+    gc.collect()
+    assert kept() is not None
+    torch_internals.release(kept())
+    gc.collect()
+    assert kept() is None
+
+
+def test_what_keep_alive_is_for_a_group_with_a_stuck_collective_blocks_whoever_frees_it():
+    """Where this fails, a version of torch frees such groups at once: `keep_alive` and `release` can go."""
+    group, other = make_groups(HashStore(), timeout_seconds=2.0)
+    work = group.allreduce([torch.zeros(1)])
+    start = time.monotonic()
+    del group, work
+    gc.collect()
+    assert time.monotonic() - start > 1.0
+    assert other.rank() == 1
+
+
+def test_clone_default_store():
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        clone = torch_internals.clone_default_store()
+        clone.set("key", "value")
+        assert dist.distributed_c10d._get_default_store().get("key") == b"value"
+        waiting = threading.Thread(target=clone.wait, args=(["later"], timedelta(seconds=10)))
+        waiting.start()
+        torch_internals.clone_default_store().set("later", "")  # a connection of its own: the other one is busy
+        waiting.join(5)
+        assert not waiting.is_alive()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_all_gather_single():
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        result = torch.zeros(2)
+        torch_internals.all_gather_single(result, torch.tensor([1.0, 2.0]))
+        assert result.tolist() == [1.0, 2.0]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_trees_and_dispatch():
+    assert torch_internals.tree_leaves({"a": [1, (2,)], "b": 3}) == [1, 2, 3]
+    assert torch_internals.tree_map_only(int, lambda leaf: leaf + 1, {"a": [1, "x"]}) == {"a": [2, "x"]}
+
+    class Count(torch_internals.TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            Count.calls += 1
+            return function(*args, **(kwargs or {}))
+
+    with Count():
+        torch.ones(2) + 1
+    assert Count.calls == 2
+
+
+def test_make_gloo_group_listens_where_it_is_told():
+    groups = make_groups(HashStore(), host="127.0.0.2")
+    lines = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
+    assert any(line.split()[1].startswith("0200007F:") for line in lines), "Linux writes addresses backwards"
+    assert len(groups) == 2
