@@ -85,7 +85,7 @@ def test_a_signal_is_a_request_and_the_second_one_ends_at_once(number):
 def test_who_does_not_answer_is_named():
     with Stopping(HashStore(), 0, 3, timeout_seconds=0.3) as stopping:
         stopping.request()
-        with pytest.raises(PeerLost, match=r"workers \[1, 2\] did not answer") as caught:
+        with pytest.raises(PeerLost, match=r"ranks \[1, 2\] did not answer") as caught:
             train(stopping, 10_000, lambda step: time.sleep(0.001))
     assert caught.value.ranks == [1, 2]
 

@@ -67,7 +67,7 @@ def test_one_that_fails_is_named_once_and_the_others_go_on(logged):
         trackers.begin(0, Totals())
         for step in range(1, 5):
             trackers.take("step", {"step": step})
-    line = "broken failed ([Errno 28] No space left on device): it is told nothing more, training goes on"
+    line = "broken failed ([Errno 28] No space left on device): it gets no more events, training goes on"
     assert logged.messages == [line]
     assert broken.told == [("begin", 0), ("step", 1), ("step", 2), ("close", None)]
     assert diary.told == [("begin", 0), *(("step", step) for step in range(1, 5)), ("close", None)]
@@ -189,7 +189,7 @@ def test_a_run_whose_tracker_cannot_write_goes_on(tmp_path, logged):
     (run_dir / "tensorboard").write_text("in the way")
     assert train(toy_config(tmp_path, "track.tensorboard=true"))["finished"]
     (line,) = [line for line in logged.messages if "tensorboard" in line]
-    assert "it is told nothing more, training goes on" in line
+    assert "it gets no more events, training goes on" in line
 
 
 def test_what_is_watched_changes_nothing_of_the_run(tmp_path):

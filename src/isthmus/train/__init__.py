@@ -1,1 +1,1 @@
-"""The roof: whole runs, from a configuration to a summary."""
+"""Training runs: one worker, from a configuration to its part of the summary."""

@@ -1,4 +1,4 @@
-"""From a configuration to the parts of one worker."""
+"""Building the parts of one worker from a configuration."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _OWN = ("train.run_dir", "inner.micro_batch_size", "outer.offload", "data.max_ba
 
 
 def open_data(config: RunConfig, model: ModelSpec) -> DataSet:
-    """The data, checked against the model."""
+    """Open the data, and check that they fit the model."""
     data, kind = build(DATA, config.data), config.data["type"]
     needed = list(inspect.signature(data.open).parameters)
     missing = [name for name in needed if not hasattr(model, name)]
@@ -56,7 +56,7 @@ def open_data(config: RunConfig, model: ModelSpec) -> DataSet:
 
 
 def build_model_spec(config: RunConfig) -> ModelSpec:
-    """The model's description."""
+    """Return the description of the model."""
     spec: ModelSpec = build(MODELS, config.model)
     return spec
 
@@ -83,7 +83,7 @@ def is_elastic(config: RunConfig) -> bool:
 
 
 def build_transport(config: RunConfig, **more: Any) -> Transport:
-    """The transport, not yet joined; it compares configurations when it is."""
+    """Return the transport; it compares the workers' configurations when it is joined."""
     shared = {key: str(value) for key, value in shared_keys(config).items()}
     if config.mesh.num_ranks > 1:
         more["ranks_per_worker"] = config.mesh.num_ranks
@@ -92,8 +92,8 @@ def build_transport(config: RunConfig, **more: Any) -> Transport:
     return transport
 
 
-def spread(config: RunConfig, spec: ModelSpec, model: nn.Module, device_mesh: DeviceMesh | None) -> Stages | None:
-    """Leave of a whole model what this rank of a worker trains, in place; the stages, where it is a pipeline."""
+def shard_model(config: RunConfig, spec: ModelSpec, model: nn.Module, device_mesh: DeviceMesh | None) -> Stages | None:
+    """Leave of a whole model what this rank of a worker trains, in place; return its stages if it is a pipeline."""
     mesh = config.mesh
     if device_mesh is None:
         return None
@@ -118,7 +118,7 @@ def build_method(config: RunConfig, model: nn.Module, **more: Any) -> Method:
 
 
 def build_outer_loop(config: RunConfig, model: nn.Module, transport: Transport) -> OuterLoop:
-    """The outer loop of a configuration that has one; joins the other workers."""
+    """Join the other workers with the outer loop of a configuration that has one."""
     outer = config.outer
     assert outer.schedule is not None
     assert outer.compressor is not None
@@ -144,7 +144,7 @@ def build_inner_step(
     stages: Stages | None = None,
     wrap: Callable[[nn.Module], nn.Module] = lambda module: module,
 ) -> SupervisedStep | AdversarialStep:
-    """The inner step of `model`, or of the stages it is cut into.
+    """Return the inner step of `model`, or of the stages it is cut into.
 
     Args:
         config: of the run.
@@ -177,13 +177,13 @@ def build_inner_step(
 
 
 def shared_keys(config: RunConfig) -> dict[str, Any]:
-    """The flat configuration that all workers must share."""
+    """Return the flat configuration that all workers must share."""
     private = {*_OWN, *(f"outer.transport.{name}" for name in transport_class(config).PRIVATE_OPTIONS)}
     return {key: value for key, value in flat(dump(config)).items() if key not in private}
 
 
 def config_hash(config: RunConfig) -> str:
-    """16 hexadecimal digits that differ when anything that workers share differs."""
+    """Return 16 hexadecimal digits that differ when anything that workers share differs."""
     return hashlib.sha256(json.dumps(shared_keys(config), sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -201,7 +201,7 @@ def run_identity(config: RunConfig, model: nn.Module) -> RunIdentity:
 
 
 def choose_device() -> torch.device:
-    """This rank's GPU where there is one, else the CPU."""
+    """Return this rank's GPU if there is one, else the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())

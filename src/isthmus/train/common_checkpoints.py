@@ -14,7 +14,7 @@ _MOST_STEPS = 64  # that ranks compare when they resume
 
 
 class MissingCheckpoints:
-    """The steps whose checkpoint some worker could not write: no run goes on from there.
+    """The steps whose checkpoint some worker could not write: a run does not go on from there.
 
     Args:
         store: reaches all workers.

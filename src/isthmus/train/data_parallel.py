@@ -1,4 +1,4 @@
-"""The baseline's wrapper: torch's `DistributedDataParallel`, measured."""
+"""The baseline: torch's `DistributedDataParallel`, measured."""
 
 import math
 import time

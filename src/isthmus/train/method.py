@@ -1,4 +1,4 @@
-"""What the trainer asks of a method: an outer loop and data parallelism answer alike."""
+"""What the trainer asks of a method, which an outer loop and data parallelism answer alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a process stands: which worker it is, and which of its ranks."""
+"""Which worker of a run a process is, and which of its ranks."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ class Process:
 
     @property
     def world_rank(self) -> int:
-        """Its number among all."""
+        """The number of this rank among those of all workers."""
         return self.worker * self.mesh.num_ranks + self.rank
 
     @property
     def is_first_rank(self) -> bool:
-        """Whether it writes and says what concerns the whole worker."""
+        """Whether this rank writes files and log lines for its whole worker."""
         return self.rank == 0
 
     @property
     def dropout_seed(self) -> int:
-        """Equal only for ranks that compute the same: those of one slice of tensor parallelism."""
+        """A seed that only ranks share which compute the same: those of one slice of tensor parallelism."""
         return self.world_rank // self.mesh.tp
 
     def own_rows(self, batch: Batch) -> Batch:
-        """This rank's slice of the worker's batch; samples that do not make up a row for every slice are left out."""
+        """Return this rank's slice of the worker's batch, without samples that do not make up a row for every slice."""
         shard, num_shards = self.mesh.coordinates(self.rank).shard, self.mesh.shard
         size = len(next(iter(batch.values()))) // num_shards
         return {name: tensor[shard * size : (shard + 1) * size] for name, tensor in batch.items()}
 
     def own_share(self, batches: list[Batch]) -> list[Batch]:
-        """This rank's slices of several batches, without those that are too small to be shared out.
+        """Return this rank's slices of several batches, without those that are too small to be shared out.
 
         Raises:
             UserError: all are.
@@ -68,7 +68,7 @@ class Process:
 
 
 def find_process(config: RunConfig) -> Process:
-    """Where the launcher has put this process; the ranks of workers that have several meet.
+    """Return which worker and rank the launcher made this process; the ranks of a worker that has several connect.
 
     Raises:
         UserError: the launcher started too many or too few, or they cannot meet.

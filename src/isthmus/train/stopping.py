@@ -1,4 +1,4 @@
-"""Ctrl-C or SIGTERM at any worker: all of them stop after the same step."""
+"""Stopping a run by Ctrl-C or SIGTERM at any worker: all of them stop after the same turn."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopping:
-    """Agreement on the last step.
+    """The agreement of all ranks on their last turn; a turn is a training step or the end of the run.
 
-    Whoever is signalled puts a request into the store. A watcher thread in every worker sees it and publishes the
-    step that its worker has begun; from then on the worker begins no further step before all have published. The
-    last step is the largest that was published. A worker that is stuck in a sync has published the step of that
-    sync, so the others train on until they come to it: nobody is waited for in vain.
+    A rank that is signalled puts a request into the store. A watcher thread in every rank sees it and publishes the
+    turn that its rank has begun; from then on the rank begins no further turn before all have published. The last turn
+    is the largest that was published. A rank that is stuck in a sync has published the turn of that sync, so the others
+    go on until they come to it: nobody is waited for in vain.
 
     A second signal ends the process at once.
 
     Args:
-        store: reaches all workers; nothing else may use this connection.
-        worker: number of this one.
-        num_workers: of all.
+        store: reaches all ranks; nothing else may use this connection.
+        rank: of this process.
+        num_ranks: that stop together.
         timeout_seconds: for the others to publish.
         interrupt: called once somebody was signalled: it ends what could last.
     """
@@ -38,13 +38,13 @@ class Stopping:
     def __init__(
         self,
         store: Store,
-        worker: int,
-        num_workers: int,
+        rank: int,
+        num_ranks: int,
         timeout_seconds: float,
         interrupt: Callable[[], None] = lambda: None,
     ) -> None:
-        self._store, self._worker, self._timeout_seconds = store, worker, timeout_seconds
-        self._keys = [f"stop/{k}" for k in range(num_workers)]
+        self._store, self._rank, self._timeout_seconds = store, rank, timeout_seconds
+        self._keys = [f"stop/{k}" for k in range(num_ranks)]
         self._changed = threading.Condition()
         self._interrupt = interrupt
         self._requested = self._closed = False
@@ -66,14 +66,14 @@ class Stopping:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let go of signals and store."""
+        """Restore the handlers of signals, and leave the store."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._closed = True
         self._watcher.join(timeout=10 * _POLL_SECONDS)
 
-    def may_start(self, step: int) -> bool:
-        """Whether `step` (counted from 1) is to be trained; waits for the others where that is not known yet.
+    def may_start(self, turn: int) -> bool:
+        """Return whether `turn` (counted from 1) is to be begun; wait for the others if that is not known yet.
 
         Raises:
             PeerLost: others did not publish in time, or the store is gone.
@@ -83,13 +83,13 @@ class Stopping:
                 self._changed.wait()
             if self._error is not None:
                 raise self._error
-            if self._last is not None and step > self._last:
+            if self._last is not None and turn > self._last:
                 return False
-            self._current = step
+            self._current = turn
             return True
 
     def request(self) -> None:
-        """Ask all workers to stop."""
+        """Ask all ranks to stop."""
         self._requested = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -106,7 +106,7 @@ class Stopping:
             self._interrupt()
             with self._changed:
                 self._published = self._current
-            self._store.set(self._keys[self._worker], str(self._published))
+            self._store.set(self._keys[self._rank], str(self._published))
             self._finish(last=self._collect())
         except PeerLost as error:
             self._finish(error=error)
@@ -126,7 +126,7 @@ class Stopping:
             if not missing:
                 return max(int(self._store.get(key)) for key in self._keys)
             if time.monotonic() > deadline:
-                raise PeerLost(missing, f"workers {missing} did not answer the request to stop")
+                raise PeerLost(missing, f"ranks {missing} did not answer the request to stop")
             time.sleep(_POLL_SECONDS)
         return None
 

@@ -48,7 +48,7 @@ class Trainer:
         self.model = spec.build(config.train.seed).to(self.device)
         self._num_parameters = sum(param.numel() for param in self.model.parameters())
         identity = assemble.run_identity(config, self.model)  # of the whole model
-        stages = assemble.spread(config, spec, self.model, process.device_mesh)
+        stages = assemble.shard_model(config, spec, self.model, process.device_mesh)
         lifecycle = ElasticLifecycle if assemble.is_elastic(config) else StaticLifecycle
         self.lifecycle: Lifecycle = lifecycle(config, process, data_set)
         self.validation = self._open_validation(data_set)
@@ -81,7 +81,7 @@ class Trainer:
         return self.method.inner_steps
 
     def restore(self) -> None:
-        """Go on from the newest checkpoint that the lifecycle allows."""
+        """Go on from a checkpoint that the lifecycle chooses."""
         self.checkpoints.discard_half_done()
         step, saved_bytes = self.lifecycle.choose_checkpoint(self.checkpoints.usable(), self.method.transport), 0
         if step is not None:

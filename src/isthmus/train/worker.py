@@ -16,8 +16,8 @@ from isthmus.train.trainer import Trainer
 def train(config: RunConfig, resume: bool = False) -> dict[str, Any]:
     """Run one worker to its end, or until it is stopped.
 
-    Which worker this is say RANK and WORLD_SIZE, as torchrun and `isthmus launch` set them; alone without them. In an
-    elastic world RANK is the worker's number, and ISTHMUS_WORKER where a torchrun counts the ranks inside it.
+    RANK and WORLD_SIZE say which worker this is, as torchrun and `isthmus launch` set them; without them it is alone.
+    In an elastic world RANK is the worker's number, or ISTHMUS_WORKER where a torchrun counts the ranks inside it.
 
     Args:
         config: the same for all workers.

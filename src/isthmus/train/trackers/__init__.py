@@ -1,4 +1,4 @@
-"""Where else a run can be watched, besides its metrics files: TensorBoard, Weights & Biases, Prometheus."""
+"""Trackers show a run besides its metrics files: TensorBoard, Weights & Biases, Prometheus."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Tracker", "Trackers", "open_trackers"]
 
 
 def open_trackers(config: RunConfig, process: Process) -> Trackers:
-    """Those that the configuration asks for; the first rank of a worker speaks for all of its ranks.
+    """Open the trackers that the configuration asks for; the first rank of a worker has them for all of its ranks.
 
     Raises:
         UserError: a package is missing, or a port is taken.

@@ -1,4 +1,4 @@
-"""Trackers are told what goes to the metrics file. Training waits for none of them, and none can end it."""
+"""Trackers get what goes to the metrics file. Training waits for none of them, and none can end it."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ _Job = Callable[["Tracker"], None]
 
 
 class Tracker(Protocol):
-    """Passes a worker's figures on to somebody. It is told everything from one thread, which is not training's."""
+    """Shows a worker's figures somewhere. All calls come from one thread, which is not the training thread."""
 
     @property
     def name(self) -> str:
-        """What its failure is reported under."""
+        """The name in the log line about its failure."""
         ...
 
     def begin(self, step: int, totals: Totals) -> None:
-        """The run goes on after `step`; `totals` are the worker's own, and grow as it trains."""
+        """Begin with a run that goes on after `step`; `totals` are the worker's own, and grow as it trains."""
         ...
 
     def take(self, event: str, values: Mapping[str, Any]) -> None:
-        """One event of `isthmus.train.metrics`."""
+        """Show one event of `isthmus.train.metrics`."""
         ...
 
     def close(self) -> None:
-        """Nothing more is to come."""
+        """End: no more events come."""
         ...
 
 
 class Trackers:
-    """Tells all trackers, in a thread of its own; one that fails is named once and told nothing more.
+    """Hands events to all trackers, in a thread of its own; one that fails is logged once and gets nothing more.
 
     Args:
-        trackers: none of them has been told anything.
+        trackers: none of them has begun.
     """
 
     def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
@@ -57,7 +57,7 @@ class Trackers:
         self._has_lost = False
 
     def __enter__(self) -> Self:
-        """Begin to listen."""
+        """Start the thread."""
         if self._thread:
             self._thread.start()
         return self
@@ -65,7 +65,7 @@ class Trackers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Tell what waits, for a while, and close all."""
+        """Hand on what waits, for a while, and close all trackers."""
         if not self._thread:
             return
         with suppress(Full):
@@ -76,11 +76,11 @@ class Trackers:
             _LOGGER.warning("%s: not everything was passed on within %.0f s", names, _PATIENCE_SECONDS)
 
     def begin(self, step: int, totals: Totals) -> None:
-        """Before the first event: where the run stands."""
+        """Begin with a run that goes on after `step`; comes before the first event."""
         self._put(lambda tracker: tracker.begin(step, totals))
 
     def take(self, event: str, values: Mapping[str, Any]) -> None:
-        """Pass an event on; returns at once."""
+        """Hand an event on; return at once."""
         self._put(lambda tracker: tracker.take(event, values))
 
     def _put(self, job: _Job) -> None:
@@ -105,14 +105,14 @@ class Trackers:
             job(tracker)
         except Exception as error:  # whatever it is, training goes on
             reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
-            _LOGGER.warning("%s failed (%s): it is told nothing more, training goes on", tracker.name, reason)
+            _LOGGER.warning("%s failed (%s): it gets no more events, training goes on", tracker.name, reason)
             self._trackers.remove(tracker)
             with suppress(Exception):
                 tracker.close()
 
 
 def need(module: str) -> Any:
-    """A module of an optional package.
+    """Import a module of an optional package.
 
     Raises:
         UserError: it is not installed.
@@ -124,7 +124,7 @@ def need(module: str) -> Any:
 
 
 def numbers(event: str, values: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of an event by name: "train/loss", "sync/all/norm" of the fragment "all", "eval/accuracy"."""
+    """Return the figures of an event by name: "train/loss", "sync/all/norm" of the fragment "all", "eval/accuracy"."""
     group = f"sync/{values['fragment']}" if event == "sync" else _GROUPS.get(event, event)
     return {
         f"{group}/{name}": float(value)

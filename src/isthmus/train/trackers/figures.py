@@ -1,4 +1,4 @@
-"""What is to be known of a worker now: as of the last event, and counted since the run began."""
+"""The figures of a worker: gauges as of the last event, counters since the run began."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class Figures:
         self._gauges |= {"planned_steps": planned_steps, "last_event_timestamp_seconds": time.time()}
 
     def begin(self, step: int, totals: Totals) -> None:
-        """The run goes on after `step`."""
+        """Begin with a run that goes on after `step`."""
         self._totals = totals
         self._gauges["step"] = step
 
     def take(self, event: str, values: Mapping[str, Any]) -> None:
-        """One event of `isthmus.train.metrics`."""
+        """Take in one event of `isthmus.train.metrics`."""
         new: dict[str, float] = {"step": values["step"], "last_event_timestamp_seconds": time.time()}
         match event:
             case "step":
@@ -80,13 +80,13 @@ class Figures:
         self._gauges = self._gauges | new  # at once: another thread may read it
 
     def gauges(self) -> dict[str, float]:
-        """Those of `GAUGES` that are known."""
+        """Return those of `GAUGES` that are known."""
         totals = self._totals
         share = totals.hidden_seconds / totals.sync_seconds if totals.sync_seconds else 0.0
         return {**self._gauges, "alive": 1, "hidden_share": share}
 
     def counters(self) -> dict[str, float]:
-        """All of `COUNTERS`."""
+        """Return all of `COUNTERS`."""
         totals = replace(self._totals)  # it grows meanwhile
         return {
             "inner_steps": totals.steps,
@@ -100,7 +100,7 @@ class Figures:
         }
 
     def health(self) -> dict[str, Any]:
-        """In a few words."""
+        """Return whether and how the worker trains, in a few figures."""
         gauges, counters = self.gauges(), self.counters()
         return {
             "alive": True,

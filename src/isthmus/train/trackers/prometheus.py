@@ -10,15 +10,17 @@ from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
+from typing_extensions import override
+
 from isthmus.core import UserError
 from isthmus.train.metrics import Totals
-from isthmus.train.trackers.base import need
+from isthmus.train.trackers.base import Tracker, need
 from isthmus.train.trackers.figures import COUNTERS, GAUGES, Figures
 
 _PREFIX = "isthmus_"
 
 
-class Prometheus:
+class Prometheus(Tracker):
     """Serves the figures of a worker over HTTP, on all addresses of this machine.
 
     Args:
@@ -42,21 +44,21 @@ class Prometheus:
             raise UserError(f"track.prometheus_port: cannot listen on {port} ({reason}): choose another one") from error
         Thread(target=self._server.serve_forever, name="isthmus-metrics", daemon=True).start()
 
+    @override
     def begin(self, step: int, totals: Totals) -> None:
-        """Where the run stands."""
         self._figures.begin(step, totals)
 
+    @override
     def take(self, event: str, values: Mapping[str, Any]) -> None:
-        """Remember it for the next who asks."""
         self._figures.take(event, values)
 
+    @override
     def close(self) -> None:
-        """Let go of the port."""
         self._server.shutdown()
         self._server.server_close()
 
     def collect(self) -> Iterator[Any]:
-        """All figures, as prometheus_client wants them."""
+        """Yield all figures, as prometheus_client wants them."""
         gauges, counters = self._figures.gauges(), self._figures.counters()
         names, values = list(self._labels), list(self._labels.values())
         for name in [name for name in GAUGES if name in gauges]:
@@ -77,8 +79,9 @@ class Prometheus:
 class _Server(ThreadingHTTPServer):
     allow_reuse_port = False  # or two workers share a port, and each is seen now and then
 
+    @override
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who asked has gone: no matter."""
+        """Ignore that a client has gone."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -99,8 +102,9 @@ class _Handler(BaseHTTPRequestHandler):
             case _:
                 self._answer(404, "text/plain", b"there are /metrics and /healthz\n")
 
-    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 (http.server's name)
-        """Every few seconds somebody asks: not a word."""
+    @override
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Log nothing: somebody asks every few seconds."""
 
     def _answer(self, status: int, kind: str, body: bytes) -> None:
         self.send_response(status)

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from isthmus.train.metrics import Totals
-from isthmus.train.trackers.base import need, numbers
+from isthmus.train.trackers.base import Tracker, need, numbers
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """Writes all figures of a worker to a folder, which TensorBoard shows as one run.
 
     Args:
@@ -24,18 +26,19 @@ class TensorBoard:
         self._folder = folder
         self._writer: Any = None
 
+    @override
     def begin(self, step: int, totals: Totals) -> None:
-        """What was written after `step`, by a run that went on from there later, is hidden."""
+        """Begin; what was written after `step`, before the run went on from there, is hidden."""
         self._writer = self._make_writer(str(self._folder), purge_step=step + 1)
 
+    @override
     def take(self, event: str, values: Mapping[str, Any]) -> None:
-        """Its numbers as scalars; a fault as text."""
         for name, value in numbers(event, values).items():
             self._writer.add_scalar(name, value, values["step"])
         if event == "fault":
             self._writer.add_text("fault", values["reason"], values["step"])
 
+    @override
     def close(self) -> None:
-        """Have everything on the disk."""
         if self._writer:
             self._writer.close()

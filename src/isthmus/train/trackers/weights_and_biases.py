@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from isthmus.train.metrics import Totals
-from isthmus.train.trackers.base import need, numbers
+from isthmus.train.trackers.base import Tracker, need, numbers
 
 _LOGGER = logging.getLogger(__name__)
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Tracker):
     """Logs all figures of a worker with `wandb`.
 
     Its key comes from the environment (WANDB_API_KEY) and is kept nowhere. Without one, or with WANDB_MODE=offline,
@@ -36,8 +38,9 @@ class WeightsAndBiases:
         self._mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
         self._run: Any = None
 
+    @override
     def begin(self, step: int, totals: Totals) -> None:
-        """A run that goes on is the same one there."""
+        """Begin; a run that goes on is the same one there."""
         self._run = self._wandb.init(
             project=self._project,
             group=self._run_dir.name,
@@ -54,12 +57,12 @@ class WeightsAndBiases:
         if self._mode == "offline":
             _LOGGER.info("wandb is offline; send the run later with: wandb sync %s", Path(self._run.dir).parent)
 
+    @override
     def take(self, event: str, values: Mapping[str, Any]) -> None:
-        """Its numbers, over the run's steps."""
         self._run.log({**numbers(event, values), "step": values["step"]})
 
+    @override
     def close(self) -> None:
-        """Have everything sent, or on the disk."""
         if self._run:
             self._run.finish()
             # an offline run's file is written behind finish's back; only the end of W&B's own process is waited for
