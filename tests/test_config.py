@@ -123,7 +123,7 @@ def test_a_compressor_where_a_compressor_belongs():
         ("outer.optimizer.momentum=0", "outer.optimizer: Nesterov momentum requires a momentum and zero dampening"),
         ("outer.optimizer.lr=-1", "outer.optimizer: Invalid learning rate: -1.0"),
         ("outer.optimizer.momentun=1", "outer.optimizer.momentun: unknown key, did you mean 'momentum'?"),
-        ("model.hidden_size=30", "hidden_size 30 does not split into 4 heads"),
+        ("model.hidden_size=30", "hidden_size is 30, which does not split into 4 heads"),
         ("model=big", "model: expected keys and values, got 'big'"),
     ],
 )

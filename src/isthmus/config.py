@@ -25,9 +25,9 @@ from isthmus.core import SPLITS, Registry, SyncSchedule, UserError, nearest
 from isthmus.data import DATA
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES
 from isthmus.models import MODELS
-from isthmus.models.sizes import with_size
+from isthmus.models.published_sizes import with_size
 from isthmus.outer import MERGES, Offload
-from isthmus.parallel import Mesh
+from isthmus.parallel import ParallelDims
 from isthmus.spec import Spec, check, convert, factory, read_arguments, sentence
 from isthmus.transport import TRANSPORTS
 from isthmus.transport.readable import first_line
@@ -170,7 +170,7 @@ class RunConfig(Section):
     inner: InnerConfig
     outer: OuterConfig
     train: TrainConfig
-    mesh: Annotated[Mesh, _plain(Mesh, "mesh", "shard")] = Mesh()  # of the ranks of a worker
+    mesh: Annotated[ParallelDims, _plain(ParallelDims, "mesh", "shard")] = ParallelDims()  # of the ranks of a worker
     track: TrackConfig = TrackConfig()
 
     @model_validator(mode="after")

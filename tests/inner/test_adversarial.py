@@ -253,10 +253,10 @@ def test_what_does_not_fit_is_refused(overrides, match):
 
 
 def test_one_network_has_no_adversary():
-    with pytest.raises(UserError, match="adversarial is for two networks"):
+    with pytest.raises(UserError, match="adversarial trains two networks"):
         Adversarial().build(nn.Linear(2, 2))
 
 
 def test_a_batch_is_at_least_one_sample_a_step():
-    with pytest.raises(UserError, match="batch_size 1 is less than discriminator_steps 2"):
+    with pytest.raises(UserError, match="batch_size is 1, fewer samples than the 2 discriminator_steps"):
         step_of(Pair())(batch_of(1))

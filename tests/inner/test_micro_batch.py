@@ -65,7 +65,7 @@ def test_trying_takes_the_memory_of_a_step_that_has_optimizer_state():
 
     when_tried = peak(lambda: find_fastest(step, batch))
     step(batch)
-    assert when_tried >= peak(lambda: step.try_out(batch))
+    assert when_tried >= peak(lambda: step.forward_backward(batch))
 
 
 def test_when_nothing_fits_it_is_one_line():

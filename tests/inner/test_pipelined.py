@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from isthmus.core import UserError
 from isthmus.inner import AdamW, Cosine, Metrics, MuonAdamW, SupervisedStep
 from isthmus.inner.pipelined import PipelinedStep
-from isthmus.parallel import Mesh
+from isthmus.parallel import ParallelDims
 
 STEPS = 5
 POISONED = 2  # at this step nan flows back into the first layer
@@ -42,12 +42,12 @@ EXACT = {
     "float16": Case("gpt_neox", AdamW(), {**FREE, "precision": "float16"}),
 }
 LAYOUTS = {
-    "pp2": (Mesh(pp=2), 1, EVERYWHERE | EXACT),
-    "pp3": (Mesh(pp=3), 1, EVERYWHERE),
-    "interleaved": (Mesh(pp=2), 2, EVERYWHERE | EXACT),
-    "pp2-shard2": (Mesh(pp=2, shard=2), 1, EVERYWHERE),
-    "interleaved-shard2": (Mesh(pp=2, shard=2), 2, EVERYWHERE),
-    "pp2-tp2": (Mesh(pp=2, tp=2), 1, EVERYWHERE),
+    "pp2": (ParallelDims(pp=2), 1, EVERYWHERE | EXACT),
+    "pp3": (ParallelDims(pp=3), 1, EVERYWHERE),
+    "interleaved": (ParallelDims(pp=2), 2, EVERYWHERE | EXACT),
+    "pp2-shard2": (ParallelDims(pp=2, shard=2), 1, EVERYWHERE),
+    "interleaved-shard2": (ParallelDims(pp=2, shard=2), 2, EVERYWHERE),
+    "pp2-tp2": (ParallelDims(pp=2, tp=2), 1, EVERYWHERE),
 }
 
 
@@ -60,7 +60,7 @@ class Trained:
     scaler: dict[str, Any]
 
 
-def train(case: Case, mesh: Mesh, stages_per_rank: int) -> Trained:
+def train(case: Case, mesh: ParallelDims, stages_per_rank: int) -> Trained:
     """Train this rank's stages."""
     model, stages, device_mesh = staged(SPECS[case.spec], mesh, stages_per_rank)
     shard, num_shards = device_mesh.get_local_rank("shard"), mesh.shard
@@ -155,7 +155,7 @@ def resumed(stages_per_rank: int):
         model, stages, device_mesh = parts
         return PipelinedStep(model, stages, device_mesh, AdamW().build(model), Cosine().over(8))
 
-    spec, mesh = SPECS["gpt_neo"], Mesh(pp=2)
+    spec, mesh = SPECS["gpt_neo"], ParallelDims(pp=2)
     first = staged(spec, mesh, stages_per_rank)
     step = step_of(first)
     for i in range(3):
@@ -178,10 +178,10 @@ def test_saved_state_continues_bit_for_bit(stages_per_rank):
 
 def refusals():
     """What a step says to a batch that it cannot split, and to being timed alone."""
-    model, stages, device_mesh = staged(SPECS["gpt_neox"], Mesh(pp=2))
+    model, stages, device_mesh = staged(SPECS["gpt_neox"], ParallelDims(pp=2))
     step = PipelinedStep(model, stages, device_mesh, AdamW().build(model), micro_batch_size=8)
     messages = []
-    for call in (step, step.try_out):
+    for call in (step, step.forward_backward):
         with pytest.raises(UserError) as refused:
             call(batch_of(0))
         messages.append(str(refused.value))
@@ -191,4 +191,4 @@ def refusals():
 def test_what_a_pipeline_cannot_do_is_refused_on_every_rank():
     for batch, auto in run_ranks(refusals, 2):
         assert "at least 2 micro-batches, 8 samples give 1" in batch
-        assert "micro_batch_size auto" in auto
+        assert "micro_batch_size is auto" in auto

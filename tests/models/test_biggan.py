@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from isthmus.core import UserError, buffer_rules
-from isthmus.models.average import Average
 from isthmus.models.biggan import BigGAN
+from isthmus.models.moving_average import MovingAverage
 
 TINY = BigGAN(num_classes=4, width=8, chunk_size=4, class_size=6)
 
@@ -133,7 +133,7 @@ def test_every_buffer_has_its_rule():
 
 def test_the_average_weighs_every_sync_by_its_age():
     module = nn.Linear(2, 3)
-    average = Average(module, decay=0.9)
+    average = MovingAverage(module, decay=0.9)
     seen, steps = [], [1, 4, 2]
     for num_steps in steps:
         nn.init.normal_(module.weight)
@@ -150,7 +150,7 @@ def test_the_average_weighs_every_sync_by_its_age():
 
 def test_many_steps_at_once_are_as_many_single_ones():
     module = nn.Linear(2, 3)
-    once, often = Average(module, decay=0.99), Average(module, decay=0.99)
+    once, often = MovingAverage(module, decay=0.99), MovingAverage(module, decay=0.99)
     nn.init.normal_(module.weight)
     for average in (once, often):
         average.follow(module, 1)

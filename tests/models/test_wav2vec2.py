@@ -10,7 +10,7 @@ from torch.nn.functional import cosine_similarity
 
 from isthmus.core import UserError, buffer_rules, split_strided
 from isthmus.inner.optimizers import hidden_matrices
-from isthmus.models.wav2vec2 import Wav2Vec2, samples_of
+from isthmus.models.wav2vec2 import Wav2Vec2, min_num_samples
 from isthmus.train.evaluate import evaluate
 
 SIZES = {
@@ -199,7 +199,7 @@ def test_published_sizes(options, published):
 def test_samples_of_frames_are_the_fewest():
     model = SMALL.build().network
     for num_frames in (1, 2, 10):
-        size = samples_of(num_frames)
+        size = min_num_samples(num_frames)
         assert model._get_feat_extract_output_lengths(size) == num_frames
         assert model._get_feat_extract_output_lengths(size - 1) == num_frames - 1
 
@@ -207,14 +207,14 @@ def test_samples_of_frames_are_the_fewest():
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"num_heads": 3}, "hidden_size 128 is no multiple of num_heads 3"),
+        ({"num_heads": 3}, "hidden_size is 128, no multiple of num_heads 3"),
         ({"position_groups": 3}, "no multiple of position_groups 3"),
         ({"conv_size": 0}, "conv_size is 0"),
         ({"dropout": 1.0}, r"dropout is 1\.0"),
         ({"mask_prob": 0.0}, "mask_prob is 0"),
         ({"mask_length": 1}, "mask_length is 1"),
         ({"num_samples": 3279}, "choose at least 3280"),
-        ({"code_size": 5}, "code_size 5 is no multiple of num_codebooks 2"),
+        ({"code_size": 5}, "code_size is 5, no multiple of num_codebooks 2"),
         ({"gumbel_temperatures": (0.5, 2.0, 0.9)}, r"gumbel_temperatures are \[0\.5, 2\.0, 0\.9\]"),
     ],
 )

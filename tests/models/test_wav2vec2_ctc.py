@@ -160,5 +160,5 @@ def test_bad_folders_are_refused(tmp_path):
 def test_bad_options_and_data_without_text_are_refused(model):
     refused("vocab_size is 4; choose at least 5", vocab_size=4)
     for use in (model, lambda batch: model.measure([batch])):
-        with pytest.raises(UserError, match="what was said"):
+        with pytest.raises(UserError, match="needs transcripts"):
             use(sounds())

@@ -13,12 +13,12 @@ from isthmus.core import UserError
 from isthmus.core.fragment import local_view, split_strided, split_whole
 from isthmus.inner import AdamW, SupervisedStep
 from isthmus.inner.optimizers import hidden_matrices
-from isthmus.parallel import Mesh, apply_fsdp, open_mesh
+from isthmus.parallel import ParallelDims, apply_fsdp, open_mesh
 from isthmus.train.evaluate import evaluate
 
-MESH = Mesh(shard=2)
-KEEPS = Mesh(shard=2, reshard_after_forward=False)
-MIXED = Mesh(shard=2, mixed_precision=True)
+MESH = ParallelDims(shard=2)
+KEEPS = ParallelDims(shard=2, reshard_after_forward=False)
+MIXED = ParallelDims(shard=2, mixed_precision=True)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def skip() -> list[dict[str, float]]:
     device_mesh = open_mesh(MESH, 1)
     model = sharded(MODELS["gpt_neox"], MESH, device_mesh)
     poison = model.register_forward_hook(lambda model, inputs, loss: loss * factor)
-    step, metrics = SupervisedStep(model, AdamW().build(model), mesh=device_mesh), []
+    step, metrics = SupervisedStep(model, AdamW().build(model), device_mesh=device_mesh), []
     for i in range(3):
         factor = math.nan if (i, dist.get_rank()) == (1, 1) else 1.0
         before = weights(model)
@@ -73,7 +73,7 @@ def test_all_ranks_skip_a_step_that_is_not_finite_on_one():
     ]
 
 
-def evaluate_twice(mesh: Mesh) -> list[float]:
+def evaluate_twice(mesh: ParallelDims) -> list[float]:
     """Losses of this rank's rows: as built, and with all weights halved behind FSDP2's back."""
     model = sharded(MODELS["gpt_neo"], mesh, open_mesh(mesh, 1))
     (fragment,) = split_whole(model)
@@ -86,7 +86,7 @@ def evaluate_twice(mesh: Mesh) -> list[float]:
 
 
 @pytest.mark.parametrize("mesh", [MESH, KEEPS], ids=["reshards", "keeps"])
-def test_evaluation_sees_what_an_outer_step_wrote_into_the_shards(mesh: Mesh):
+def test_evaluation_sees_what_an_outer_step_wrote_into_the_shards(mesh: ParallelDims):
     for rank, losses in enumerate(run_ranks(evaluate_twice, 2, mesh)):
         model = MODELS["gpt_neo"].build()
         for loss in losses:
@@ -103,7 +103,7 @@ def train_mixed() -> tuple[set[torch.dtype], set[torch.dtype], dict[str, float]]
     computed = set()
     for block in model.network.gpt_neox.layers:
         block.mlp.register_forward_hook(lambda module, inputs, output: computed.add(output.dtype))
-    metrics = SupervisedStep(model, AdamW().build(model), mesh=device_mesh)(batch_of(0, rows_of(MIXED)))
+    metrics = SupervisedStep(model, AdamW().build(model), device_mesh=device_mesh)(batch_of(0, rows_of(MIXED)))
     return computed, {param.dtype for param in model.parameters()}, metrics
 
 
@@ -118,7 +118,7 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_float32():
 
 
 def offload() -> str:
-    mesh = Mesh(shard=2, cpu_offload=True)
+    mesh = ParallelDims(shard=2, cpu_offload=True)
     device_mesh = open_mesh(mesh, 1)
     with pytest.raises(UserError) as error:
         apply_fsdp(MODELS["gpt_neox"].build(), mesh, device_mesh)

@@ -11,9 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from isthmus.core.fragment import local_view
-from isthmus.parallel import Mesh, WorkerGradScaler, clip_gradient, gradient_norm, open_mesh
+from isthmus.parallel import ParallelDims, WorkerGradScaler, clip_gradient, gradient_norm, open_mesh
 
-MESH = Mesh(pp=2, shard=2, tp=2)
+MESH = ParallelDims(pp=2, shard=2, tp=2)
 SPLIT = {"shard": (Shard(0),), "tp": (Shard(0),), "both": (Shard(0), Shard(0)), "one of both": (Shard(1), Replicate())}
 
 
@@ -57,7 +57,7 @@ def test_norm_and_clipping_are_those_of_the_whole_model():
 
 def overflow() -> list[float]:
     """The loss scale after every step; at the second, rank 1's part alone overflows. It is halved, then doubled."""
-    device_mesh = open_mesh(Mesh(shard=2), 1)
+    device_mesh = open_mesh(ParallelDims(shard=2), 1)
     shards = {"device_mesh": device_mesh["shard"], "placements": SPLIT["shard"]}
     plain, split = nn.Parameter(torch.ones(2)), nn.Parameter(distribute_tensor(torch.ones(4), **shards))
     optimizer = torch.optim.SGD([{"params": [plain]}, {"params": [split]}], lr=1.0)

@@ -6,11 +6,11 @@ import torch.distributed as dist
 from ranks import run_ranks
 
 from isthmus.core import UserError
-from isthmus.parallel import Coordinates, Mesh, mean_over_shards, open_mesh, sum_over
+from isthmus.parallel import Coordinates, ParallelDims, mean_over_shards, open_mesh, sum_over
 
 
 def test_the_last_coordinate_varies_fastest():
-    mesh = Mesh(pp=2, shard=3, tp=2)
+    mesh = ParallelDims(pp=2, shard=3, tp=2)
     assert mesh.num_ranks == 12
     assert mesh.coordinates(0) == Coordinates(0, 0, 0, 0)
     assert mesh.coordinates(1) == Coordinates(0, 0, 0, 1)
@@ -23,7 +23,7 @@ def test_the_last_coordinate_varies_fastest():
 @pytest.mark.parametrize("dim", ["pp", "shard", "tp"])
 def test_every_dimension_is_at_least_one(dim: str, size: int):
     with pytest.raises(UserError, match=f"{dim} is {size}; choose at least 1"):
-        Mesh(**{dim: size})
+        ParallelDims(**{dim: size})
 
 
 @pytest.mark.parametrize(
@@ -37,10 +37,10 @@ def test_every_dimension_is_at_least_one(dim: str, size: int):
 )
 def test_an_option_that_would_do_nothing_is_refused(options, message):
     with pytest.raises(UserError, match=message):
-        Mesh(**options)
+        ParallelDims(**options)
 
 
-def look_around(mesh: Mesh) -> tuple[list[int], list[int], float, float]:
+def look_around(mesh: ParallelDims) -> tuple[list[int], list[int], float, float]:
     device_mesh = open_mesh(mesh, num_workers=2)
     rank = torch.tensor(float(dist.get_rank()))
     same_place = dist.get_process_group_ranks(device_mesh.get_group("worker"))
@@ -50,7 +50,7 @@ def look_around(mesh: Mesh) -> tuple[list[int], list[int], float, float]:
 
 
 def test_ranks_stand_where_the_mesh_says():
-    mesh = Mesh(shard=2, tp=2)
+    mesh = ParallelDims(shard=2, tp=2)
     for rank, (coordinates, same_place, own_worker, shards) in enumerate(run_ranks(look_around, 8, mesh)):
         assert Coordinates(*coordinates) == mesh.coordinates(rank)
         assert same_place == [rank % 4, rank % 4 + 4]
@@ -60,7 +60,7 @@ def test_ranks_stand_where_the_mesh_says():
 
 def refused() -> str:
     with pytest.raises(UserError) as error:
-        open_mesh(Mesh(pp=3), num_workers=2)
+        open_mesh(ParallelDims(pp=3), num_workers=2)
     return str(error.value)
 
 

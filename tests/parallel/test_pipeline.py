@@ -13,8 +13,8 @@ from torch import nn
 from isthmus.core import UserError, split_strided
 from isthmus.inner.optimizers import hidden_matrices
 from isthmus.models import Module
-from isthmus.models.stages import cut
-from isthmus.parallel import Mesh
+from isthmus.models.stages import split_into_stages
+from isthmus.parallel import ParallelDims
 from isthmus.parallel.pipeline import Pipeline, count_micro_batches
 
 TOKENS = torch.randint(30, (6, 9), generator=torch.Generator().manual_seed(9))
@@ -24,7 +24,7 @@ def all_ranks(spec, num_ranks: int, stages_per_rank: int = 1):
     """(model, stages) of every rank, in one process."""
     for rank in range(num_ranks):
         model = spec.build()
-        yield model, cut(spec, model, rank, num_ranks, stages_per_rank)
+        yield model, split_into_stages(spec, model, rank, num_ranks, stages_per_rank)
 
 
 @pytest.mark.parametrize("layout", [(2, 1), (2, 2), (3, 1), (5, 1)], ids=str)
@@ -98,13 +98,13 @@ def test_stages_are_made_of_the_model_s_own_parameters(name, lends):
 
 
 def test_more_stages_than_layers():
-    with pytest.raises(UserError, match="6 pipeline stages for a model of 5 layers"):
+    with pytest.raises(UserError, match="6 pipeline stages are too many for a model of 5 layers"):
         next(all_ranks(SPECS["gpt_neox"], 3, 2))
 
 
 def test_a_model_that_cannot_be_cut():
     spec = Module("torch.nn:Linear", {"in_features": 2, "out_features": 2})
-    with pytest.raises(UserError, match=r"Module cannot be cut into stages; set mesh\.pp to 1"):
+    with pytest.raises(UserError, match=r"Module cannot be cut into stages; set it to 1"):
         next(all_ranks(spec, 2))
 
 
@@ -144,7 +144,7 @@ def evaluations(model: nn.Module, loss_of: Callable[[torch.Tensor], torch.Tensor
     return torch.stack(losses)
 
 
-def evaluate_stages(mesh: Mesh, stages_per_rank: int) -> dict[str, torch.Tensor]:
+def evaluate_stages(mesh: ParallelDims, stages_per_rank: int) -> dict[str, torch.Tensor]:
     """The evaluations of each model after a step, which leaves the schedule of training behind."""
     losses = {}
     for name, spec in SPECS.items():
@@ -162,7 +162,7 @@ def evaluate_stages(mesh: Mesh, stages_per_rank: int) -> dict[str, torch.Tensor]
 )
 def test_evaluation_sees_the_present_weights_exactly_and_without_dropout(shard, stages_per_rank, reshard):
     """Between two steps in bfloat16, as anchors are evaluated: in float32."""
-    mesh = Mesh(pp=2, shard=shard, reshard_after_forward=reshard)
+    mesh = ParallelDims(pp=2, shard=shard, reshard_after_forward=reshard)
     results = run_ranks(evaluate_stages, mesh.num_ranks, mesh, stages_per_rank)
     for name, spec in SPECS.items():
         model = spec.build().eval()
@@ -174,7 +174,7 @@ def test_evaluation_sees_the_present_weights_exactly_and_without_dropout(shard, 
 
 def infinite_loss() -> list[bool]:
     """Whether gradients are finite, of a loss that is infinite though its gradient is not."""
-    model, stages, device_mesh = staged(SPECS["gpt_neox"], Mesh(pp=2))
+    model, stages, device_mesh = staged(SPECS["gpt_neox"], ParallelDims(pp=2))
     endless = replace(stages, loss=lambda output, tokens: output.sum() + math.inf)
     Pipeline(endless, device_mesh).accumulate({"tokens": TOKENS})
     return [bool(param.grad.isfinite().all()) for param in model.parameters()]

@@ -9,9 +9,9 @@ from training import CASES, MODELS, assert_trained_alike, sharded, train_cases
 from isthmus.core import UserError
 from isthmus.core.fragment import local_view
 from isthmus.models import Module
-from isthmus.parallel import Mesh, open_mesh, tensor_plan
+from isthmus.parallel import ParallelDims, open_mesh, tensor_plan
 
-MESHES = {"tp": Mesh(tp=2), "shard-tp": Mesh(shard=2, tp=2)}
+MESHES = {"tp": ParallelDims(tp=2), "shard-tp": ParallelDims(shard=2, tp=2)}
 
 
 @pytest.fixture(scope="module", params=MESHES)
@@ -49,7 +49,7 @@ def test_only_norms_positions_and_added_biases_are_whole_on_every_rank(name: str
 
 @pytest.mark.parametrize("name", MODELS)
 def test_ranks_that_do_not_divide_the_heads_are_refused(name: str):
-    with pytest.raises(UserError, match=r"^mesh: tp 3 does not divide the model's 4 heads; choose a divisor$"):
+    with pytest.raises(UserError, match=r"^mesh\.tp is 3, which does not divide the model's 4 heads; choose a divisor"):
         tensor_plan(MODELS[name], 3)
     assert tensor_plan(replace(MODELS[name], num_heads=2), 2)
 
@@ -57,5 +57,7 @@ def test_ranks_that_do_not_divide_the_heads_are_refused(name: str):
 def test_a_model_without_a_plan_is_refused_unless_it_is_not_split():
     spec = Module("torch.nn:Identity")
     assert tensor_plan(spec, 1) == {}
-    with pytest.raises(UserError, match=r"^mesh: no tensor parallelism \(tp 2\) for Module: set tp to 1, shard higher"):
+    with pytest.raises(
+        UserError, match="^mesh: Module has no tensor parallelism, but tp is 2: set tp to 1 and raise shard"
+    ):
         tensor_plan(spec, 2)

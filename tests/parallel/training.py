@@ -13,7 +13,7 @@ from isthmus.inner import AdamW, Metrics, MuonAdamW, SupervisedStep
 from isthmus.models import ModelSpec
 from isthmus.models.gpt_neo import GPTNeo
 from isthmus.models.gpt_neox import GPTNeoX
-from isthmus.parallel import Mesh, apply_fsdp, apply_tp, open_mesh, tensor_plan
+from isthmus.parallel import ParallelDims, apply_fsdp, apply_tp, open_mesh, tensor_plan
 
 SIZES = {"hidden_size": 16, "num_layers": 2, "num_heads": 4, "vocab_size": 31, "sequence_length": 8}  # odd: no tp fits
 MODELS = {"gpt_neox": GPTNeoX(**SIZES), "gpt_neo": GPTNeo(**SIZES, window_size=4)}
@@ -29,13 +29,15 @@ def batch_of(step: int, rows: slice = slice(0, 4)) -> dict[str, torch.Tensor]:
     return {"tokens": tokens[rows]}
 
 
-def rows_of(mesh: Mesh) -> slice:
+def rows_of(mesh: ParallelDims) -> slice:
     """This rank's rows of the worker's batch."""
     rows, shard = 4 // mesh.shard, mesh.coordinates(dist.get_rank()).shard
     return slice(shard * rows, (shard + 1) * rows)
 
 
-def sharded(spec: ModelSpec, mesh: Mesh, device_mesh: DeviceMesh, dtype: torch.dtype = torch.float32) -> nn.Module:
+def sharded(
+    spec: ModelSpec, mesh: ParallelDims, device_mesh: DeviceMesh, dtype: torch.dtype = torch.float32
+) -> nn.Module:
     """The model on this rank of the only worker."""
     model = spec.build().to(dtype)
     apply_tp(model, tensor_plan(spec, mesh.tp), device_mesh)
@@ -47,11 +49,11 @@ def train(model: nn.Module, optimizer: str, rows: slice, mesh: DeviceMesh | None
     """Four steps of two micro-batches each, all of them clipped."""
     micro_batch_size = (rows.stop - rows.start) // 2
     built = OPTIMIZERS[optimizer][0].build(model)
-    step = SupervisedStep(model, built, micro_batch_size=micro_batch_size, clip_norm=0.5, mesh=mesh)
+    step = SupervisedStep(model, built, micro_batch_size=micro_batch_size, clip_norm=0.5, device_mesh=mesh)
     return [step(batch_of(i, rows)) for i in range(4)]
 
 
-def train_cases(mesh: Mesh) -> list[Trained]:
+def train_cases(mesh: ParallelDims) -> list[Trained]:
     """On one rank of a worker: whole weights and metrics of every case."""
     device_mesh, trained = open_mesh(mesh, 1), []
     for name, optimizer in CASES:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from isthmus.core import UserError
-from isthmus.parallel import Mesh
+from isthmus.parallel import ParallelDims
 from isthmus.train import checkpoint, checkpoint_files
 from isthmus.train.checkpoint import Checkpoints, NotSaved
 
@@ -250,11 +250,11 @@ def ranks_of(folder, mesh):
 
 
 def test_on_another_mesh_the_ranks_share_out_who_looks_after_which_file(tmp_path, logged):
-    for rank in ranks_of(tmp_path, Mesh(shard=3)):
+    for rank in ranks_of(tmp_path, ParallelDims(shard=3)):
         rank.save(10, state(rank.rank))
-    one, two = ranks_of(tmp_path, Mesh(tp=2))
+    one, two = ranks_of(tmp_path, ParallelDims(tp=2))
     assert [one.usable(), two.usable()] == [[10], [10]]
-    assert one.mesh_of(10) == two.mesh_of(10) == Mesh(shard=3)
+    assert one.mesh_of(10) == two.mesh_of(10) == ParallelDims(shard=3)
     flip(tmp_path / "step-00000010/worker-1-rank-1/state.safetensors")
     assert [one.usable(), two.usable()] == [[10], []]  # so it is not common
     assert len(logged.messages) == 1
@@ -263,32 +263,32 @@ def test_on_another_mesh_the_ranks_share_out_who_looks_after_which_file(tmp_path
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_all_ranks_of_a_former_mesh_have_to_be_there(tmp_path, logged, ranks):
-    first, *_ = ranks_of(tmp_path, Mesh(shard=3))
+    first, *_ = ranks_of(tmp_path, ParallelDims(shard=3))
     first.save(10, state())
-    assert [] in [rank.usable() for rank in ranks_of(tmp_path, Mesh(pp=ranks))]
+    assert [] in [rank.usable() for rank in ranks_of(tmp_path, ParallelDims(pp=ranks))]
     assert any("worker-1-rank-1/manifest.json cannot be read" in line for line in logged.messages)
 
 
 def test_the_first_rank_tells_on_which_mesh_a_checkpoint_was_written(tmp_path):
-    ranks_of(tmp_path, Mesh(shard=2))[1].save(10, state(1))  # left behind
-    ranks_of(tmp_path, Mesh())[0].save(10, state(0))
-    for rank in ranks_of(tmp_path, Mesh(shard=2)):
+    ranks_of(tmp_path, ParallelDims(shard=2))[1].save(10, state(1))  # left behind
+    ranks_of(tmp_path, ParallelDims())[0].save(10, state(0))
+    for rank in ranks_of(tmp_path, ParallelDims(shard=2)):
         assert rank.usable() == [10]
-        assert rank.mesh_of(10) == Mesh()
+        assert rank.mesh_of(10) == ParallelDims()
 
 
 def test_ranks_that_saved_on_different_meshes_are_no_checkpoint(tmp_path, logged):
-    ranks_of(tmp_path, Mesh(shard=2))[0].save(10, state())
-    ranks_of(tmp_path, Mesh(tp=2))[1].save(10, state())
-    (alone,) = ranks_of(tmp_path, Mesh())
+    ranks_of(tmp_path, ParallelDims(shard=2))[0].save(10, state())
+    ranks_of(tmp_path, ParallelDims(tp=2))[1].save(10, state())
+    (alone,) = ranks_of(tmp_path, ParallelDims())
     assert alone.usable() == []
     assert "worker-1-rank-1 was written on another mesh than what lies beside it" in logged.messages[0]
 
 
 def test_tensors_of_all_ranks_are_read_when_they_are_asked_for(tmp_path):
-    for rank in ranks_of(tmp_path, Mesh(shard=2)):
+    for rank in ranks_of(tmp_path, ParallelDims(shard=2)):
         rank.save(10, state(rank.rank))
-    (alone,) = ranks_of(tmp_path, Mesh())
+    (alone,) = ranks_of(tmp_path, ParallelDims())
     for seed, saved in enumerate(alone.load_ranks(10)):
         assert equal(saved["half"][1:], state(seed)["half"][1:])
         assert equal(saved["tensors"][2][()], state()["tensors"][2])
@@ -296,10 +296,10 @@ def test_tensors_of_all_ranks_are_read_when_they_are_asked_for(tmp_path):
 
 
 def test_the_first_rank_deletes_what_ranks_left_that_are_no_more(tmp_path):
-    for rank in ranks_of(tmp_path, Mesh(shard=3)):
+    for rank in ranks_of(tmp_path, ParallelDims(shard=3)):
         for step in (10, 20, 30):
             rank.save(step, state())
-    first, second = ranks_of(tmp_path, Mesh(shard=2))
+    first, second = ranks_of(tmp_path, ParallelDims(shard=2))
     (tmp_path / "step-00000020/worker-1-rank-2.tmp").mkdir()
     first.discard_after(20)
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*"))

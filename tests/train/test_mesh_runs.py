@@ -89,7 +89,7 @@ def test_what_a_worker_of_several_ranks_cannot_do(overrides, message):
     ("mesh", "ranks", "message"),
     [
         ("mesh.shard=2", 3, "the configuration says 2 workers of 2 ranks, but 3 ranks started"),
-        ("mesh.pp=3", 6, "mesh: 3 pipeline stages for a model of 2 layers; use fewer stages"),
+        ("mesh.pp=3", 6, "mesh: 3 pipeline stages are too many for a model of 2 layers; lower mesh.pp"),
         ("mesh.tp=4", 8, "heads"),
     ],
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from isthmus.core import UserError
-from isthmus.parallel import Mesh
+from isthmus.parallel import ParallelDims
 from isthmus.train.process import Process
 
 
@@ -13,7 +13,7 @@ def batch_of(first: int, size: int) -> dict[str, torch.Tensor]:
 
 
 def processes(**mesh: int) -> list[Process]:
-    made = Mesh(**mesh)
+    made = ParallelDims(**mesh)
     return [Process(0, rank, mesh=made) for rank in range(made.num_ranks)]
 
 

@@ -6,21 +6,21 @@ import pytest
 import torch
 
 from isthmus.core import State, UserError
-from isthmus.parallel import Mesh
-from isthmus.parallel.state import Part
+from isthmus.parallel import ParallelDims
+from isthmus.parallel.state import TensorSlice
 from isthmus.train.checkpoint import Checkpoints
 from isthmus.train.reshard import RankParts, Resharding, check_fragments
 
 MATRIX, BIAS = torch.arange(15.0).view(5, 3), torch.arange(5.0)
-FORMER = Mesh(shard=3)
+FORMER = ParallelDims(shard=3)
 
 
 def rank_parts(start: int, stop: int) -> RankParts:
     """Of a rank that has these rows of a matrix and of its bias; the optimizers number them in other orders."""
     parts = {
-        "matrix": Part((5, 3), (start, 0), (stop - start, 3)),
-        "bias": Part((5,), (start,), (stop - start,)),
-        "mean": Part((2,), (0,), (2,)),
+        "matrix": TensorSlice((5, 3), (start, 0), (stop - start, 3)),
+        "bias": TensorSlice((5,), (start,), (stop - start,)),
+        "mean": TensorSlice((2,), (0,), (2,)),
     }
     return RankParts(parts, ["bias", "matrix"], [["matrix"], ["bias"]])
 
@@ -111,11 +111,11 @@ def test_metrics_go_on_where_there_are_some(ranks):
     assert [resharding.state(rank, {}, {})["metrics_bytes"] for rank in range(5)] == [100, 102, 104, 0, 0]
 
 
-@pytest.mark.parametrize("here", [Mesh(), Mesh(pp=2, stages_per_rank=2), Mesh(pp=4)])
+@pytest.mark.parametrize("here", [ParallelDims(), ParallelDims(pp=2, stages_per_rank=2), ParallelDims(pp=4)])
 def test_other_stages_move_only_where_there_is_one_fragment(here):
-    there = Mesh(pp=2, shard=2)
+    there = ParallelDims(pp=2, shard=2)
     check_fragments(1, there, here)
-    check_fragments(3, there, Mesh(pp=2, tp=4))
+    check_fragments(3, there, ParallelDims(pp=2, tp=4))
     with pytest.raises(UserError) as refused:
         check_fragments(3, there, here)
     assert str(refused.value) == (

@@ -1,4 +1,4 @@
-"""An ordinary training step, as it would be on one machine."""
+"""The inner step: ordinary training of one worker, as it would be without the others."""
 
 from isthmus.core.registry import Registry
 from isthmus.inner.adversarial import Adversarial, AdversarialStep

@@ -1,4 +1,4 @@
-"""The adversarial training step: two networks, each with a loss and an optimizer of its own."""
+"""The adversarial training step: two networks train each other, each with its own loss and optimizer."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 from torch import nn
 
 from isthmus.core.types import UserError
-from isthmus.inner.optimizers import AdamW, Combined
+from isthmus.inner.optimizers import AdamW, CombinedOptimizer
 from isthmus.inner.step import Batch, Metrics
 from isthmus.inner.supervised import Precision, SupervisedStep
 
 
 class InnerOptimizer(Protocol):
-    """A description of an optimizer, such as `AdamW`."""
+    """The description of an optimizer, such as `AdamW`."""
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of all trainable parameters."""
+        """Make the optimizer of all trainable parameters."""
         ...
 
 
 @dataclass(frozen=True)
 class Adversarial:
-    """An optimizer for each of two networks that train each other.
+    """The descriptions of an optimizer for each of two networks that train each other.
 
     The defaults are Adam (AdamW without decay) with BigGAN's betas and learning rates for 128 pixels (arXiv 1809.11096,
     appendix C).
@@ -37,25 +37,30 @@ class Adversarial:
 
     def __post_init__(self) -> None:
         if self.discriminator_steps < 1:
-            raise UserError(f"inner optimizer: discriminator_steps is {self.discriminator_steps}; choose at least 1")
+            raise UserError(f"inner.optimizer.discriminator_steps is {self.discriminator_steps}; choose at least 1")
 
-    def build(self, model: nn.Module) -> Combined:
-        """The optimizers of the model's `discriminator` and `generator`, in this order, as one."""
+    def build(self, model: nn.Module) -> CombinedOptimizer:
+        """Make one optimizer of those of the model's `discriminator` and `generator`, in this order."""
         if not is_adversarial(model):
-            raise UserError("inner optimizer: adversarial is for two networks (biggan), this model is one: use adamw")
-        return Combined(self.discriminator.build(model.discriminator), self.generator.build(model.generator))
+            raise UserError(
+                "inner.optimizer: adversarial trains two networks (biggan), and this model is one: use adamw"
+            )
+        networks: Any = model
+        return CombinedOptimizer(
+            self.discriminator.build(networks.discriminator), self.generator.build(networks.generator)
+        )
 
 
 def is_adversarial(model: nn.Module) -> bool:
-    """Whether a model consists of a `generator` and a `discriminator`, and has a loss (`..._loss(batch)`) for each."""
+    """Tell whether a model has a `generator` and a `discriminator`, each with its loss (`generator_loss(batch)`)."""
     return hasattr(model, "generator_loss") and hasattr(model, "discriminator_loss")
 
 
-class Side(nn.Module):
-    """One of two networks with its loss: what is trained at a time.
+class NetworkWithLoss(nn.Module):
+    """One of two networks together with its loss, which is what one step trains.
 
     Args:
-        network: whose parameters these are.
+        network: holds the parameters that are trained.
         loss: maps a batch to the network's mean loss, in which other parameters are constants.
     """
 
@@ -64,12 +69,12 @@ class Side(nn.Module):
         self.network, self._loss = network, loss
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """The network's mean loss."""
+        """Return the network's mean loss."""
         return self._loss(batch)
 
 
 class AdversarialStep:
-    """Trains a discriminator and a generator on one batch a call: a few steps of the one, then one of the other.
+    """Trains on one batch a call: some steps of the discriminator, then one of the generator.
 
     A batch is shared out among the discriminator's steps; the generator's takes the last share. Each network has a
     `SupervisedStep` of its own, by which it clips, accumulates, rounds, and skips what is not finite.
@@ -78,7 +83,7 @@ class AdversarialStep:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Combined,
+        optimizer: CombinedOptimizer,
         lr_schedule: Callable[[int], float] = lambda step: 1.0,
         *,
         discriminator_steps: int = 2,
@@ -103,19 +108,19 @@ class AdversarialStep:
         self.progress = 0  # step of the whole run that comes next
         self.discriminator, self.generator = (
             SupervisedStep(
-                wrap(Side(network, loss)),
+                wrap(NetworkWithLoss(network, loss)),
                 part,
                 lr_schedule,
                 micro_batch_size=micro_batch_size,
                 clip_norm=clip_norm,
                 precision=precision,
             )
-            for (network, loss), part in zip(_sides(model), optimizer.parts, strict=True)
+            for (network, loss), part in zip(_networks_with_losses(model), optimizer.parts, strict=True)
         )
 
     @property
     def micro_batch_size(self) -> int | None:
-        """Samples per forward pass; None: a share whole."""
+        """The number of samples per forward pass; None takes a share whole."""
         return self.generator.micro_batch_size
 
     @micro_batch_size.setter
@@ -124,7 +129,7 @@ class AdversarialStep:
 
     @property
     def skipped_steps(self) -> int:
-        """Of both networks."""
+        """The number of steps of both networks that were skipped for a gradient that is not finite."""
         return self.discriminator.skipped_steps + self.generator.skipped_steps
 
     def __call__(self, batch: Batch) -> Metrics:
@@ -142,7 +147,9 @@ class AdversarialStep:
         """
         num_samples, num_steps = len(next(iter(batch.values()))), self.discriminator_steps
         if num_samples < num_steps:
-            raise UserError(f"inner: batch_size {num_samples} is less than discriminator_steps {num_steps}: raise it")
+            raise UserError(
+                f"inner.batch_size is {num_samples}, fewer samples than the {num_steps} discriminator_steps: raise it"
+            )
         parts = {name: tensor.tensor_split(num_steps) for name, tensor in batch.items()}
         shares = [{name: part[i] for name, part in parts.items()} for i in range(num_steps)]
         steps = [*([self.discriminator] * num_steps), self.generator]
@@ -165,7 +172,7 @@ class AdversarialStep:
         self.progress = step
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizers, loss scales and counters; tensors are live, not copies."""
+        """Return optimizers, loss scales and counters; tensors are live, not copies."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "discriminator": self.discriminator.counters(),
@@ -174,17 +181,17 @@ class AdversarialStep:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Become what `state_dict` describes; peak learning rates stay those of this object's optimizers."""
+        """Take over a saved state; peak learning rates stay those of this object's optimizers."""
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self.discriminator.load_counters(state_dict["discriminator"])
         self.generator.load_counters(state_dict["generator"])
         self.progress = state_dict["progress"]
 
-    def try_out(self, part: Batch) -> None:
-        """Forward and backward of some samples for both networks; leaves gradients, of no use."""
-        self.discriminator.try_out(part)
-        self.generator.try_out(part)
+    def forward_backward(self, part: Batch) -> None:
+        """Run a forward and backward pass of both networks, to measure it; the gradients it leaves are of no use."""
+        self.discriminator.forward_backward(part)
+        self.generator.forward_backward(part)
 
 
-def _sides(model: Any) -> list[tuple[nn.Module, Callable[[Batch], torch.Tensor]]]:
+def _networks_with_losses(model: Any) -> list[tuple[nn.Module, Callable[[Batch], torch.Tensor]]]:
     return [(model.discriminator, model.discriminator_loss), (model.generator, model.generator_loss)]

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 
+from typing_extensions import override
+
 from isthmus.core.types import UserError
 
 
@@ -27,18 +29,18 @@ class LRSchedule:
                 raise UserError(f"learning-rate schedule: {field.name} is {value}; choose a fraction from 0 to 1")
 
     def factor(self, step: int, total_steps: int) -> float:
-        """The factor of step `step` (counted from 0) of `total_steps`; constant after the end."""
+        """Return the factor of step `step` (counted from 0) of `total_steps`; it is constant after the end."""
         warmup_steps = round(self.warmup_fraction * total_steps)
         if step < warmup_steps:
             return (step + 1) / warmup_steps
         return self.shape(min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps)))
 
     def shape(self, done: float) -> float:
-        """The factor when `done` (0 to 1) of the steps after the warm-up are done."""
+        """Return the factor when a fraction `done` of the steps after the warm-up is done."""
         raise NotImplementedError
 
     def over(self, total_steps: int) -> Callable[[int], float]:
-        """This schedule over a run of `total_steps`: a function from the step to the factor."""
+        """Return this schedule for a run of `total_steps`, as a function from the step to the factor."""
         return partial(self.factor, total_steps=total_steps)
 
 
@@ -46,8 +48,8 @@ class LRSchedule:
 class Constant(LRSchedule):
     """The full learning rate after the warm-up."""
 
+    @override
     def shape(self, done: float) -> float:
-        """Always 1."""
         return 1.0
 
 
@@ -57,8 +59,8 @@ class Cosine(LRSchedule):
 
     final_fraction: float = 0.1  # of the peak
 
+    @override
     def shape(self, done: float) -> float:
-        """Half a cosine."""
         return self.final_fraction + (1 - self.final_fraction) * 0.5 * (1 + math.cos(math.pi * done))
 
 
@@ -69,8 +71,8 @@ class WSD(LRSchedule):
     decay_fraction: float = 0.2  # of the steps after the warm-up
     final_fraction: float = 0.0  # of the peak
 
+    @override
     def shape(self, done: float) -> float:
-        """Constant, then linear."""
         left = 1 - done
         if left >= self.decay_fraction:
             return 1.0

@@ -1,4 +1,4 @@
-"""The micro-batch size with which a worker is fastest: measured, not guessed."""
+"""Measuring with which micro-batch size a worker is fastest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUM_TRIALS = 3  # of every size; the first of them warms up, the fastest counts
 
 
 def find_fastest(step: SupervisedStep | AdversarialStep, batch: Batch) -> int:
-    """The number of samples at once with which `step` goes through batches fastest, of those that fit into memory.
+    """Return the micro-batch size with which `step` is fastest, among those that fit into memory.
 
     Tries powers of two and the whole batch: the largest that fits need not be the fastest. Costs a few steps' time.
     Weights, buffers, gradients and optimizer are afterwards what they were; random numbers are not.
@@ -35,20 +35,20 @@ def find_fastest(step: SupervisedStep | AdversarialStep, batch: Batch) -> int:
     return max(rates, key=rates.__getitem__)
 
 
-def measure_rates(step: SupervisedStep, batch: Batch) -> dict[int, float]:
-    """Samples a second of a forward and backward pass, by micro-batch size, of those that fit; see `find_fastest`."""
+def measure_rates(step: SupervisedStep | AdversarialStep, batch: Batch) -> dict[int, float]:
+    """Return samples per second of a forward and backward pass, by micro-batch size; see `find_fastest`."""
     num_samples = len(next(iter(batch.values())))
     sizes = [1 << power for power in range(num_samples.bit_length()) if 1 << power < num_samples] + [num_samples]
     buffers = [(buffer, buffer.clone()) for buffer in step.model.buffers()]
     rates = dict[int, float]()
     try:
-        _room = _stand_ins(step)
+        _reserved = _reserve_optimizer_state(step)
     except torch.OutOfMemoryError:
         sizes = []
     for size in sizes:
         part = {name: tensor[:size] for name, tensor in batch.items()}
         try:
-            rates[size] = size / min(_time(step, part) for _ in range(_NUM_TRIALS))
+            rates[size] = size / min(_seconds_of(step, part) for _ in range(_NUM_TRIALS))
         except torch.OutOfMemoryError:
             break  # a larger one will not fit either
         except (UserError, ValueError):  # the model refuses so few: batch norm, for one
@@ -65,15 +65,15 @@ def measure_rates(step: SupervisedStep, batch: Batch) -> dict[int, float]:
     return rates
 
 
-def _stand_ins(step: SupervisedStep | AdversarialStep) -> list[torch.Tensor]:
-    """The optimizer's state comes with its first step, so tensors keep its place: two a parameter, as AdamW has."""
+def _reserve_optimizer_state(step: SupervisedStep | AdversarialStep) -> list[torch.Tensor]:
+    """Take the memory of the optimizer's state, which its first step makes: two tensors a parameter, as in AdamW."""
     return [torch.empty_like(param) for param in step.model.parameters() if param.requires_grad for _ in range(2)]
 
 
-def _time(step: SupervisedStep | AdversarialStep, part: Batch) -> float:
-    """Seconds of one forward and backward pass."""
+def _seconds_of(step: SupervisedStep | AdversarialStep, part: Batch) -> float:
+    """Return the seconds of one forward and backward pass."""
     drain()
     start = time.perf_counter()
-    step.try_out(part)
+    step.forward_backward(part)
     drain()
     return time.perf_counter() - start

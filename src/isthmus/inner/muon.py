@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrices are made orthogonal before they are applied."""
+"""Muon: an optimizer that makes the momentum of every matrix orthogonal before it applies it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Apply one update; matrices without gradient stay."""
+        """Apply one update to all matrices that have a gradient."""
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
             for batch in _same_shape(params):
@@ -61,9 +61,12 @@ class Muon(torch.optim.Optimizer):
             for own, param in zip(torch._foreach_lerp(grads, buffers, momentum), params, strict=True)
         ]
         wide = torch.stack([matrix if _is_wide(matrix) else matrix.mT for matrix in nesterov])
-        updates = orthogonalize(wide, _working_dtype(wide.device)).to(params[0].dtype).unbind()
+        orthogonal = orthogonalize(wide, _working_dtype(wide.device)).to(params[0].dtype).unbind()
         scale = lr * 0.2 * max(matrix_shape(params[0])) ** 0.5
-        updates = [_own((o if _is_wide(p) else o.mT).reshape(p.shape), p) for o, p in zip(updates, params, strict=True)]
+        updates = [
+            _own((matrix if _is_wide(param) else matrix.mT).reshape(param.shape), param)
+            for matrix, param in zip(orthogonal, params, strict=True)
+        ]
         weights = [local_view(param) for param in params]
         torch._foreach_mul_(weights, 1 - lr * weight_decay)
         torch._foreach_add_(weights, updates, alpha=-scale)
@@ -90,13 +93,13 @@ def orthogonalize(matrices: torch.Tensor, dtype: torch.dtype = torch.float32) ->
 
 
 def _whole(own: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    """The matrix of which this rank has `own`, sharded as `param` is; every rank takes part."""
+    """Gather the matrix of which this rank holds the part `own`, sharded as `param` is; every rank takes part."""
     matrix = sharded_like(own, param)
     return matrix.full_tensor() if is_dtensor(matrix) else matrix
 
 
 def _own(matrix: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a whole matrix, sharded as `param` is."""
+    """Return this rank's part of a whole matrix, sharded as `param` is."""
     if not is_dtensor(param):
         return matrix
     from torch.distributed.tensor import distribute_tensor
@@ -105,7 +108,7 @@ def _own(matrix: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
 
 
 def matrix_shape(param: torch.Tensor) -> tuple[int, int]:
-    """Rows and columns of a parameter of two or more dimensions: filters are [out, in x kernel]."""
+    """Return rows and columns of a parameter of two or more dimensions: filters are [out, in x kernel]."""
     return param.shape[0], math.prod(param.shape[1:])
 
 
@@ -115,7 +118,7 @@ def _is_wide(param: torch.Tensor) -> bool:
 
 
 def _same_shape(params: list[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
-    """Batches of matrices with one shape up to transposition."""
+    """Yield batches of matrices that have the same shape up to transposition."""
     by_shape = defaultdict(list)
     for param in params:
         by_shape[*sorted(matrix_shape(param)), param.dtype, param.device].append(param)
@@ -127,7 +130,7 @@ def _same_shape(params: list[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
 
 @cache
 def _working_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16, which is enough for Newton-Schulz, where the hardware multiplies it; else float32."""
+    """Return bfloat16, which is enough for Newton-Schulz, where the hardware multiplies it; else float32."""
     if device.type != "cpu":
         return torch.bfloat16
     features: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # newer torch only

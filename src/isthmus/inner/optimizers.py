@@ -1,4 +1,4 @@
-"""Inner optimizers built for a model: which parameters decay, which are hidden matrices."""
+"""Inner optimizers as a configuration describes them: which parameters decay, and which Muon takes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from isthmus.core.fragment import is_dtensor
 from isthmus.core.types import UserError
@@ -29,11 +30,11 @@ class AdamW:
         _check(self.lr, self.weight_decay, self.betas)
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of all trainable parameters."""
+        """Make the optimizer of all trainable parameters."""
         return self.build_for(model, [param for param in model.parameters() if param.requires_grad])
 
     def build_for(self, model: nn.Module, params: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer of some of the model's parameters."""
+        """Make the optimizer of some of the model's parameters."""
         embeddings = _embeddings(model)
         decayed = [param for param in params if param.ndim >= 2 and param not in embeddings]
         others = [param for param in params if param.ndim < 2 or param in embeddings]
@@ -65,18 +66,22 @@ class MuonAdamW:
         _check(self.lr, self.weight_decay, (self.momentum, *self.betas))
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of all trainable parameters."""
+        """Make the optimizer of all trainable parameters."""
         matrices = hidden_matrices(model)
         if not matrices:
-            raise UserError("muon: the model has no matrices inside an nn.ModuleList of blocks; use adamw")
+            raise UserError(
+                "inner.optimizer: muon is for matrices inside an nn.ModuleList, and this model has none: use adamw"
+            )
         hidden = set(matrices)
         others = [param for param in model.parameters() if param.requires_grad and param not in hidden]
         adamw = AdamW(self.lr if self.adamw_lr is None else self.adamw_lr, self.betas, self.eps, self.weight_decay)
-        return Combined(muon.Muon(matrices, self.lr, self.momentum, self.weight_decay), adamw.build_for(model, others))
+        return CombinedOptimizer(
+            muon.Muon(matrices, self.lr, self.momentum, self.weight_decay), adamw.build_for(model, others)
+        )
 
 
-class Combined(torch.optim.Optimizer):
-    """Several optimizers, each of its own parameters, as one with the usual `state_dict` and `param_groups`."""
+class CombinedOptimizer(torch.optim.Optimizer):
+    """Several optimizers, each with its own parameters, as one with the usual `state_dict` and `param_groups`."""
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
         super().__init__([group for part in parts for group in part.param_groups], {})
@@ -84,17 +89,17 @@ class Combined(torch.optim.Optimizer):
         self._share()
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Step all parts."""
+        """Step all of them."""
         for part in self.parts:
             part.step()
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Become what `state_dict` describes."""
         super().load_state_dict(state_dict)  # makes new groups and a new state
         self._share()
 
     def _share(self) -> None:
-        """Let the parts work on this optimizer's groups and state."""
+        """Let the single optimizers work on the parameter groups and the state of this one."""
         groups = iter(self.param_groups)
         for part in self.parts:
             part.param_groups = list(islice(groups, len(part.param_groups)))
@@ -102,7 +107,7 @@ class Combined(torch.optim.Optimizer):
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Trainable matrices and filters inside block lists, embedding tables excepted, in model order."""
+    """Return trainable matrices and filters inside block lists, embedding tables excepted, in model order."""
     inside = {
         param
         for blocks in model.modules()
@@ -115,7 +120,7 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _by_mesh(params: list[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
-    """Parameters that one kernel takes together: all are sharded over the same mesh, or none is."""
+    """Group parameters that one kernel takes together: they are sharded over the same mesh, or not at all."""
     by_mesh = defaultdict(list)
     for param in params:
         by_mesh[param.device_mesh if is_dtensor(param) else None].append(param)
@@ -129,6 +134,8 @@ def _embeddings(model: nn.Module) -> set[torch.Tensor]:
 
 def _check(lr: float, weight_decay: float, betas: tuple[float, ...]) -> None:
     if lr <= 0 or weight_decay < 0:
-        raise UserError(f"inner optimizer: lr {lr} must be positive, weight_decay {weight_decay} not negative")
+        raise UserError(
+            f"inner.optimizer: lr is {lr} and weight_decay {weight_decay}; choose lr above 0, weight_decay at least 0"
+        )
     if not all(0 <= beta < 1 for beta in betas):
-        raise UserError(f"inner optimizer: momentum and betas {betas} must be at least 0 and below 1")
+        raise UserError(f"inner.optimizer: momentum and betas are {betas}; choose at least 0 and below 1")

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from typing_extensions import override
 
 from isthmus.core.types import UserError
 from isthmus.inner.step import Batch
 from isthmus.inner.supervised import Precision, SupervisedStep
 from isthmus.parallel.mesh import mean_over_shards
-from isthmus.parallel.pipeline import Pipeline, Stages
+from isthmus.parallel.pipeline import LocalStages, Pipeline
 
 
 class PipelinedStep(SupervisedStep):
@@ -24,8 +25,8 @@ class PipelinedStep(SupervisedStep):
     def __init__(
         self,
         model: nn.Module,
-        stages: Stages,
-        mesh: DeviceMesh,
+        stages: LocalStages,
+        device_mesh: DeviceMesh,
         optimizer: torch.optim.Optimizer,
         lr_schedule: Callable[[int], float] = lambda step: 1.0,
         *,
@@ -36,9 +37,9 @@ class PipelinedStep(SupervisedStep):
         """Wrap one rank's stages and the optimizer of their parameters.
 
         Args:
-            model: all parameters of this rank; see `isthmus.models.stages.cut`.
+            model: all parameters of this rank; see `isthmus.models.stages.split_into_stages`.
             stages: made of the same parameters.
-            mesh: of this worker, with the dimensions pp, shard and tp.
+            device_mesh: of this worker, with the dimensions pp, shard and tp.
             optimizer: holds the peak learning rates.
             lr_schedule: factor of the learning rates at a step of the whole run.
             micro_batch_size: samples per forward pass; None makes as many micro-batches as there are ranks.
@@ -52,18 +53,16 @@ class PipelinedStep(SupervisedStep):
             micro_batch_size=micro_batch_size,
             clip_norm=clip_norm,
             precision=precision,
-            mesh=mesh,
+            device_mesh=device_mesh,
         )
-        self.pipeline = Pipeline(stages, mesh, self._precision)
+        self.pipeline = Pipeline(stages, device_mesh, self._precision)
 
-    def try_out(self, part: Batch) -> None:
-        """Not possible: no rank can run the model alone.
+    @override
+    def forward_backward(self, part: Batch) -> None:
+        raise UserError("inner.micro_batch_size is auto, which cannot be measured in a pipeline: set a number")
 
-        Raises:
-            UserError: always.
-        """
-        raise UserError("inner: micro_batch_size auto cannot be found for a pipeline; set a number")
-
+    @override
     def _accumulate(self, batch: Batch) -> torch.Tensor:
         scale = self._scaler.scale(torch.ones((), device=self._device)).item()  # all ranks have the same
-        return mean_over_shards(self.pipeline.accumulate(batch, self.micro_batch_size, scale), self.mesh)
+        assert self.device_mesh is not None
+        return mean_over_shards(self.pipeline.accumulate(batch, self.micro_batch_size, scale), self.device_mesh)

@@ -1,4 +1,4 @@
-"""What every inner step is: a callable that trains on one batch and can be saved."""
+"""The contract of every inner step: a callable that trains on one batch and can be saved."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class InnerStep(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the model, as plain values and the live tensors (not copies)."""
+        """Return everything but the model, as plain values and live tensors (not copies)."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Become what `state_dict` describes."""
+        """Take over a saved state."""
         ...

@@ -40,7 +40,7 @@ class SupervisedStep:
         clip_norm: float | None = 1.0,
         precision: Precision = "float32",
         compile: bool = False,  # noqa: A002 (the word users know)
-        mesh: DeviceMesh | None = None,
+        device_mesh: DeviceMesh | None = None,
     ) -> None:
         """Wrap model and optimizer.
 
@@ -52,19 +52,19 @@ class SupervisedStep:
             clip_norm: largest Euclidean norm of the gradient of the whole batch; None does not clip.
             precision: of the forward pass (autocast); weights, gradients and optimizer stay as they are.
             compile: run the model through `torch.compile`.
-            mesh: of a worker of several ranks, which all make the same calls, each with its slice of the worker's batch
+            device_mesh: of a worker of several ranks, which all make the same calls, each with its slice of the batch
                 (equal slices; the same one along pp and tp); loss, norm and skipping are the worker's.
         """
         if micro_batch_size is not None and micro_batch_size < 1:
-            raise UserError(f"inner: micro_batch_size is {micro_batch_size}; choose at least 1")
+            raise UserError(f"inner.micro_batch_size is {micro_batch_size}; choose at least 1")
         if clip_norm is not None and clip_norm <= 0:
-            raise UserError(f"inner: clip_norm is {clip_norm}; choose a positive number, or null not to clip")
+            raise UserError(f"inner.clip_norm is {clip_norm}; choose a positive number, or null not to clip")
         self.model = model
         self.optimizer = optimizer
         self.lr_schedule = lr_schedule
         self.micro_batch_size = micro_batch_size
         self.clip_norm = clip_norm
-        self.mesh = mesh
+        self.device_mesh = device_mesh
         self.progress = 0  # step of the whole run that comes next
         self.skipped_steps = 0
         self._forward = torch.compile(model) if compile else model
@@ -73,18 +73,20 @@ class SupervisedStep:
         self._kept = [torch.empty_like(buffer) for buffer in self._buffers]  # as they were before the present step
         self._peak_lrs = [group["lr"] for group in optimizer.param_groups]
         scaled = precision == "float16"
-        if mesh is None:
+        if device_mesh is None:
             self._device = self._params[0].device
             self._scaler = torch.amp.GradScaler(self._device.type, enabled=scaled)
         else:
-            self._device = torch.device(mesh.device_type)  # offloaded parameters are not where the model computes
-            self._scaler = WorkerGradScaler(mesh, enabled=scaled)
+            self._device = torch.device(
+                device_mesh.device_type
+            )  # offloaded parameters are not where the model computes
+            self._scaler = WorkerGradScaler(device_mesh, enabled=scaled)
         self._precision: AbstractContextManager[Any] = (
             nullcontext() if precision == "float32" else torch.autocast(self._device.type, getattr(torch, precision))
         )
 
     def __call__(self, batch: Batch) -> Metrics:
-        """Train on one batch; returns loss, grad_norm (before clipping), lr (of the first group), skipped (0 or 1)."""
+        """Train on one batch; return loss, grad_norm (before clipping), lr (of the first group), skipped (0 or 1)."""
         factor = self.lr_schedule(self.progress)
         for group, peak in zip(self.optimizer.param_groups, self._peak_lrs, strict=True):
             group["lr"] = peak * factor
@@ -109,27 +111,27 @@ class SupervisedStep:
         self.progress = step
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer, loss scale and counters; tensors are live, not copies."""
+        """Return optimizer, loss scale and counters; tensors are live, not copies."""
         return {"optimizer": self.optimizer.state_dict(), **self.counters()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Become what `state_dict` describes; peak learning rates stay those of this object's optimizer."""
+        """Take over a saved state; peak learning rates stay those of this object's optimizer."""
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self.load_counters(state_dict)
 
     def counters(self) -> dict[str, Any]:
-        """Loss scale and counters: all but the optimizer."""
+        """Return loss scale and counters: all of the state but the optimizer's."""
         return {"scaler": self._scaler.state_dict(), "progress": self.progress, "skipped_steps": self.skipped_steps}
 
     def load_counters(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of `counters`."""
+        """Take over what `counters` returned."""
         if state_dict["scaler"]:
             self._scaler.load_state_dict(state_dict["scaler"])
         self.progress = state_dict["progress"]
         self.skipped_steps = state_dict["skipped_steps"]
 
-    def try_out(self, part: Batch) -> None:
-        """Forward and backward of some samples as in a step, but of this rank alone; leaves gradients, of no use."""
+    def forward_backward(self, part: Batch) -> None:
+        """Run a forward and backward pass of this rank alone, to measure it; the gradients it leaves are of no use."""
         forward = self.model.module if isinstance(self.model, DistributedDataParallel) else self._forward
         part = {name: tensor.to(self._device) for name, tensor in part.items()}
         with self._precision:
@@ -147,10 +149,10 @@ class SupervisedStep:
                 self._scaler.scale(loss * (share + 0 * loss.detach())).backward()
             total = total + share * loss.detach()
         total = torch.as_tensor(total)
-        return total if self.mesh is None else mean_over_shards(total, self.mesh)
+        return total if self.device_mesh is None else mean_over_shards(total, self.device_mesh)
 
     def _micro_batches(self, batch: Batch) -> Iterator[tuple[Batch, float, bool]]:
-        """(part of the batch, on the model's device; its share of the samples; whether it is the last)."""
+        """Yield each micro-batch, on the model's device, with its share of the samples and whether it is the last."""
         num_samples = len(next(iter(batch.values())))
         size = self.micro_batch_size or num_samples
         for start in range(0, num_samples, size):
@@ -159,13 +161,13 @@ class SupervisedStep:
             yield part, (end - start) / num_samples, end == num_samples
 
     def _gradient_sync(self, last: bool) -> AbstractContextManager[None]:
-        """DDP reduces gradients in every backward pass unless told that more are to come."""
+        """Return the context that has DDP reduce gradients in the last backward pass of a batch only."""
         return nullcontext() if last or not isinstance(self.model, DistributedDataParallel) else self.model.no_sync()
 
     def _clip(self) -> float:
-        """Clip the gradient; return its norm before."""
-        if self.mesh is not None:
-            value = gradient_norm(self._params, self.mesh).item()
+        """Clip the gradient; return the norm that it had before."""
+        if self.device_mesh is not None:
+            value = gradient_norm(self._params, self.device_mesh).item()
             if self.clip_norm is not None and self.clip_norm < value < math.inf:
                 clip_gradient(self._params, self.clip_norm, value)
             return value

@@ -1,4 +1,4 @@
-"""The models that are trained. They cannot know that they are trained on islands."""
+"""The models that are trained; they know nothing of other workers."""
 
 from isthmus.core.registry import Registry
 from isthmus.models.base import CausalLM, ModelSpec, Module, outline

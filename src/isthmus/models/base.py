@@ -2,9 +2,9 @@
 
 A module may also have
 
-- `measure(batches) -> {name: (total, count)}`: what is worth knowing of it beside its loss (accuracy, word error rate),
+- `measure(batches) -> {name: (total, count)}`: figures beside the loss (accuracy, word error rate),
   over batches on its device, in evaluation mode; the value is total / count, both summed over those who share the work;
-- `buffer_rules`: what becomes of its buffers when workers sync (`isthmus.core.buffer_rules`);
+- `buffer_rules`: what happens to its buffers when workers sync (`isthmus.core.buffer_rules`);
 - `after_sync(num_steps)`: called with the anchors in its parameters after every round (num_steps inner steps), to
   compute what all workers compute alike, such as moving averages of the anchors.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -33,12 +33,12 @@ class ModelSpec(Protocol):
     """
 
     def build(self, seed: int = 0) -> nn.Module:
-        """The module `batch -> scalar loss`; equal seeds give equal weights. Weights are float32, on the CPU."""
+        """Make the module `batch -> scalar loss`, float32 on the CPU; equal seeds give equal weights."""
         ...
 
 
 def outline(spec: ModelSpec) -> nn.Module:
-    """A model's parameters, by name and shape alone: on the meta device, without values, and without a forward pass.
+    """Make a model's parameters on the meta device: names and shapes, without values or a forward pass.
 
     Specs of models whose library takes seconds to import have an `outline` of their own; others are built.
     """
@@ -48,19 +48,21 @@ def outline(spec: ModelSpec) -> nn.Module:
 
 
 def embedding_outline(num_embeddings: int, size: int) -> nn.Embedding:
-    """An embedding for an outline: to draw its values even on the meta device torch would import its compiler."""
-    return nn.Embedding.from_pretrained(torch.empty(num_embeddings, size), freeze=False)
+    """Make an embedding for an outline without drawing values, for which torch would import its compiler."""
+    make: Any = nn.Embedding.from_pretrained
+    embedding: nn.Embedding = make(torch.empty(num_embeddings, size), freeze=False)
+    return embedding
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where a network of transformers keeps what its stages share out: names of its submodules."""
+class ModuleNames:
+    """The names of the submodules that the stages of a pipeline share out, in a network of transformers."""
 
     blocks: str  # the nn.ModuleList
     embedding: str  # of the tokens, on the first stage
     head: str  # on the last stage; may be tied to the embedding
-    before: tuple[str, ...] = ()  # what else stands before the blocks, on the first stage
-    after: tuple[str, ...] = ()  # what stands between the blocks and the head, on the last stage
+    before: tuple[str, ...] = ()  # others before the blocks, on the first stage
+    after: tuple[str, ...] = ()  # those between the blocks and the head, on the last stage
 
 
 class CausalLM(nn.Module):
@@ -74,14 +76,51 @@ class CausalLM(nn.Module):
         self.network = network  # of transformers: (input_ids) -> output with .logits [batch, seq, vocab]
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Mean cross-entropy, in nats a token, of {"tokens": [batch, seq + 1] int64}."""
+        """Return the mean cross-entropy, in nats a token, of {"tokens": [batch, seq + 1] int64}."""
         tokens = batch["tokens"]
         return next_token_loss(self.network(input_ids=tokens[:, :-1]).logits, tokens)
 
 
 def next_token_loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy, in nats a token, of logits [batch, seq, vocab] for tokens [batch, seq + 1] int64."""
+    """Return the mean cross-entropy, in nats, of logits [batch, seq, vocab] for tokens [batch, seq + 1] int64."""
     return cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """The options that all of our causal language models have."""
+
+    hidden_size: int = 128
+    num_layers: int = 4
+    num_heads: int = 4
+    vocab_size: int = 256
+    sequence_length: int = 128
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name != "dropout" and value < 1:
+                raise UserError(f"model.{name} is {value}; choose at least 1")
+        if self.hidden_size % (2 * self.num_heads):
+            raise UserError(
+                f"model.hidden_size is {self.hidden_size}, which does not split into {self.num_heads} heads of even "
+                f"size; choose a multiple of {2 * self.num_heads}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"model.dropout is {self.dropout}; choose at least 0 and below 1")
+
+    def shared_options(self) -> dict[str, Any]:
+        """Return what the configurations of transformers call by the same names."""
+        return {
+            "hidden_size": self.hidden_size,
+            "intermediate_size": 4 * self.hidden_size,
+            "vocab_size": self.vocab_size,
+            "max_position_embeddings": self.sequence_length,
+            "attention_dropout": self.dropout,
+            "use_cache": False,
+            "bos_token_id": None,
+            "eos_token_id": None,
+        }
 
 
 @dataclass(frozen=True)
@@ -93,42 +132,37 @@ class Module:
     sequence_length: int = 128
 
     def build(self, seed: int = 0) -> nn.Module:
-        """The module, its own initialisation seeded."""
+        """Make the module, with its random numbers drawn from `seed`."""
         module, _, name = self.path.partition(":")
         try:
             make: Callable[..., nn.Module] = getattr(import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
-            raise UserError(f'model: {self.path!r} cannot be imported as "package.module:Class": {error}') from error
+            raise UserError(
+                f'model.path: {self.path!r} cannot be imported as "package.module:Class": {error}'
+            ) from error
         with seeded(seed):
             try:
                 return make(**self.arguments)
             except TypeError as error:
-                raise UserError(f"model: {self.path!r} does not take these arguments: {error}") from error
+                raise UserError(f"model.arguments: {self.path!r} does not take them: {error}") from error
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw random numbers on the CPU from `seed`, then let the generator go on as if nothing had happened."""
+    """Draw random numbers on the CPU from `seed` within the context, then let the generator go on as before."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 
 
-def check_transformer(spec: Any, *sizes: str) -> None:
-    """Refuse sizes below 1, heads that do not divide the hidden size, and a dropout that is no probability."""
-    for name in ("hidden_size", "num_layers", "num_heads", "vocab_size", "sequence_length", *sizes):
-        if getattr(spec, name) < 1:
-            raise UserError(f"model: {name} is {getattr(spec, name)}; choose at least 1")
-    if spec.hidden_size % (2 * spec.num_heads):
-        raise UserError(
-            f"model: hidden_size {spec.hidden_size} does not split into {spec.num_heads} heads of even size; "
-            f"choose a multiple of {2 * spec.num_heads}"
-        )
-    if not 0 <= spec.dropout < 1:
-        raise UserError(f"model: dropout is {spec.dropout}; choose at least 0 and below 1")
-
-
 def check_tensor_split(num_heads: int, num_ranks: int) -> None:
-    """Refuse to split attention heads: ranks of tensor parallelism have whole ones."""
+    """Refuse to split an attention head over several ranks of tensor parallelism."""
     if num_heads % num_ranks:
-        raise UserError(f"mesh: tp {num_ranks} does not divide the model's {num_heads} heads; choose a divisor")
+        raise UserError(
+            f"mesh.tp is {num_ranks}, which does not divide the model's {num_heads} heads; choose a divisor"
+        )
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, which says what failed; libraries add paragraphs of advice."""
+    return str(error).strip().split("\n", 1)[0]

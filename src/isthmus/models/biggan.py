@@ -13,10 +13,10 @@ from torch.nn.functional import relu
 
 from isthmus.core.types import UserError
 from isthmus.inner.step import Batch
-from isthmus.models.average import Average
 from isthmus.models.base import seeded
 from isthmus.models.biggan_networks import Discriminator, Generator
 from isthmus.models.frechet import class_agreement, frechet_distance, random_features
+from isthmus.models.moving_average import MovingAverage
 
 _NUM_PASSES = 16  # whose mean the standing statistics are
 
@@ -41,9 +41,9 @@ class BigGAN:
     def __post_init__(self) -> None:
         for name in ("num_channels", "num_classes", "width", "chunk_size", "class_size"):
             if getattr(self, name) < 1:
-                raise UserError(f"model: {name} is {getattr(self, name)}; choose at least 1")
+                raise UserError(f"model.{name} is {getattr(self, name)}; choose at least 1")
         if self.image_size < 8 or self.image_size & (self.image_size - 1):
-            raise UserError(f"model: image_size is {self.image_size}; choose a power of two, at least 8")
+            raise UserError(f"model.image_size is {self.image_size}; choose a power of two, at least 8")
         if self.orthogonal < 0 or not 0 <= self.average_decay < 1:
             raise UserError(
                 f"model: orthogonal {self.orthogonal} must not be negative, average_decay {self.average_decay} "
@@ -74,15 +74,15 @@ class GAN(nn.Module):
     ) -> None:
         super().__init__()
         self.generator, self.discriminator = generator, discriminator
-        self.average = Average(generator, average_decay)
+        self.average = MovingAverage(generator, average_decay)
         self.orthogonal = orthogonal
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """The discriminator's loss, which says little about the images: see `measure`."""
+        """Return the discriminator's loss, which says little about the images: see `measure`."""
         return self.discriminator_loss(batch)
 
     def discriminator_loss(self, batch: Batch) -> torch.Tensor:
-        """Hinge loss (arXiv 1705.02894): 0 where it tells all images apart by a margin, 2 where it knows nothing."""
+        """Return the hinge loss (arXiv 1705.02894): 0 where it tells all images apart by a margin, 2 at the start."""
         images, labels = batch["image"], batch["label"]
         with torch.no_grad():
             generated = self.generator(self.draw(labels), labels)
@@ -91,23 +91,24 @@ class GAN(nn.Module):
         return relu(1 - real).mean() + relu(1 + fake).mean()
 
     def generator_loss(self, batch: Batch) -> torch.Tensor:
-        """Minus the score of generated images, plus the orthogonal regularisation; the discriminator is constant."""
+        """Return minus the score of generated images plus orthogonal regularisation; the discriminator is constant."""
         labels = batch["label"]
         with _frozen(self.discriminator):
             scores = self.discriminator(self.generator(self.draw(labels), labels), labels)
-        return -scores.float().mean() + self.orthogonal * self._overlap()
+        loss: torch.Tensor = -scores.float().mean() + self.orthogonal * self._overlap()
+        return loss
 
     def draw(self, labels: torch.Tensor) -> torch.Tensor:
-        """Latent vectors [batch, latent_size], one for each label."""
+        """Draw latent vectors [batch, latent_size], one for each label."""
         return torch.randn(len(labels), self.generator.latent_size, device=labels.device)
 
     def after_sync(self, num_steps: int) -> None:
-        """Take the anchors into the averaged generator."""
+        """Add the anchors to the averaged generator."""
         self.average.follow(self.generator, num_steps)
 
     @torch.no_grad()
     def averaged_generator(self, labels: torch.Tensor) -> Generator:
-        """The generator with averaged weights, in evaluation mode, to be called with latent vectors and labels.
+        """Return the generator with averaged weights, in evaluation mode, to be called with latent vectors and labels.
 
         Its statistics are standing ones (the paper's section 4.1): of passes over images of these classes, [batch]
         int64, which bring the singular vectors of spectral norm to the averaged weights, too.
@@ -124,7 +125,7 @@ class GAN(nn.Module):
 
     @torch.no_grad()
     def measure(self, batches: list[Batch]) -> dict[str, tuple[float, float]]:
-        """What images of the averaged generator are worth, as many as there are real ones and of the same classes.
+        """Measure images of the averaged generator, as many as there are real ones and of the same classes.
 
         Returns:
             frechet_distance: see `isthmus.models.frechet`; of all images together.
@@ -140,7 +141,7 @@ class GAN(nn.Module):
         }
 
     def _overlap(self) -> torch.Tensor:
-        """How far the generator's filters are from orthogonal: R of section 3.1, the embedding of classes left out."""
+        """Return how far the generator's filters are from orthogonal: R of section 3.1, classes left out."""
         total = torch.zeros((), device=self.average.seen.device)
         for name, param in self.generator.named_parameters():
             if param.ndim > 1 and not name.startswith("classes."):
@@ -152,7 +153,7 @@ class GAN(nn.Module):
 
 @contextmanager
 def _frozen(module: nn.Module) -> Iterator[None]:
-    """What is computed with a module here gives its parameters no gradient."""
+    """Let a module's parameters get no gradient from what is computed with it within the context."""
     module.requires_grad_(False)
     try:
         yield

@@ -15,7 +15,7 @@ _ATTENTION_SIZE = 64  # at most: attention costs its fourth power
 
 
 class Generator(nn.Module):
-    """From latent vectors and classes to images.
+    """The generator: from latent vectors and classes to images.
 
     The latent vector is cut into chunks: the first becomes 4 x 4 features, every other one goes, with the embedding of
     the class, into the batch norms of one block. Each block doubles the features' size.
@@ -47,19 +47,20 @@ class Generator(nn.Module):
         self.last = _conv(channels[-1], num_channels, 3)
 
     def forward(self, latents: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """[batch, channels, height, width] from -1 to 1, of [batch, latent_size] and [batch] int64."""
-        first, *chunks = latents.split(self.chunk_size, dim=1)
+        """Make images [batch, channels, height, width], from -1 to 1, of [batch, latent_size] and [batch] int64."""
+        first, *chunks = torch.split(latents, self.chunk_size, dim=1)
         embedding = self.classes(labels)
         x = self.first(first).unflatten(1, (-1, _FIRST_SIZE, _FIRST_SIZE))
         for chunk, block in zip(chunks, self.blocks, strict=True):
             if x.shape[-1] == self.attention_size:
                 x = self.attention(x)
             x = block(x, torch.cat([embedding, chunk], dim=1))
-        return self.last(relu(self.norm(x))).tanh()
+        images: torch.Tensor = self.last(relu(self.norm(x))).tanh()
+        return images
 
 
 class Discriminator(nn.Module):
-    """From images and classes to scores: large where it takes an image of this class for a real one.
+    """The discriminator: from images and classes to scores, large for what it takes for a real image of the class.
 
     The score is a linear one plus the projection of the features on the embedding of the class (arXiv 1802.05637).
 
@@ -84,7 +85,7 @@ class Discriminator(nn.Module):
         spectral_norm(self.classes)
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """[batch], of [batch, channels, height, width] and [batch] int64."""
+        """Return scores [batch] of images [batch, channels, height, width] and [batch] int64."""
         x = images
         for i, block in enumerate(self.blocks):
             x = block(x)
@@ -105,9 +106,9 @@ class _UpBlock(nn.Module):
         self.skip = _conv(before, after, 1)
 
     def forward(self, x: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
-        inside = self.conv_1(_double(relu(self.norm_1(x, condition))))
+        inside: torch.Tensor = self.conv_1(_double(relu(self.norm_1(x, condition))))
         inside = self.conv_2(relu(self.norm_2(inside, condition)))
-        return inside + _double(self.skip(x))  # a convolution of single pixels may as well come first
+        return inside.add(_double(self.skip(x)))  # a convolution of single pixels may as well come first
 
 
 class _DownBlock(nn.Module):
@@ -120,10 +121,10 @@ class _DownBlock(nn.Module):
         self.skip = _conv(before, after, 1) if shrinks else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        inside = self.conv_2(relu(self.conv_1(x if self.first else relu(x))))
+        inside: torch.Tensor = self.conv_2(relu(self.conv_1(x if self.first else relu(x))))
         if not self.shrinks:
-            return inside + self.skip(x)
-        return avg_pool2d(inside, 2) + self.skip(avg_pool2d(x, 2))
+            return inside.add(self.skip(x))
+        return avg_pool2d(inside, 2).add(self.skip(avg_pool2d(x, 2)))
 
 
 class _ConditionalNorm(nn.Module):
@@ -153,7 +154,8 @@ class _Attention(nn.Module):
         query = self.query(x).flatten(2)  # [batch, small, positions]
         key, value = (max_pool2d(conv(x), 2).flatten(2) for conv in (self.key, self.value))
         seen = value @ (query.mT @ key).softmax(dim=-1).mT  # [batch, half, positions]
-        return x + self.share * self.out(seen.unflatten(2, x.shape[2:]))
+        attended: torch.Tensor = self.out(seen.unflatten(2, x.shape[2:]))
+        return x + self.share * attended
 
 
 def _channels(size: int, image_size: int, width: int) -> int:

@@ -1,21 +1,21 @@
-"""A trained model as a folder: what transformers reads where the network is theirs, weights and a spec where not."""
+"""A trained model as a folder: for transformers, where the network is theirs, else for `load_exported`."""
 
 from __future__ import annotations
 
 import json
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from safetensors.torch import load_model, save_model
 from torch import nn
 
 from isthmus.core.types import UserError
-from isthmus.models.base import Module
+from isthmus.models.base import Module, first_line
 
 
 def save_exported(model: nn.Module, spec: dict[str, Any], folder: Path) -> nn.Module | None:
-    """Write `model.safetensors` and `config.json`.
+    """Write `model.safetensors` and `config.json` into a folder.
 
     Args:
         model: as its spec builds it.
@@ -25,20 +25,20 @@ def save_exported(model: nn.Module, spec: dict[str, Any], folder: Path) -> nn.Mo
     Returns:
         The network of transformers that was written, which its own class loads; None where `load_exported` does.
     """
-    network = getattr(model, "network", None)
+    network: Any = getattr(model, "network", None)
     is_all = all(name.startswith("network.") for name, _ in model.named_parameters())
-    if is_all and hasattr(network, "save_pretrained"):
+    if is_all and network is not None and hasattr(network, "save_pretrained"):
         if hasattr(network.config, "use_cache"):
             network.config.use_cache = True  # whoever loads it does not train
         network.save_pretrained(folder)
-        return network
+        return cast(nn.Module, network)
     save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps({"isthmus": version("isthmus"), "model": spec}, indent=2) + "\n")
     return None
 
 
 def load_exported(folder: str | Path, trust_imports: bool = False) -> nn.Module:
-    """A model that `isthmus export` wrote and that is not one of transformers, in evaluation mode, on the CPU.
+    """Load a model that `isthmus export` wrote and transformers does not know, in evaluation mode, on the CPU.
 
     Args:
         folder: with `config.json` and `model.safetensors`.
@@ -65,6 +65,7 @@ def load_exported(folder: str | Path, trust_imports: bool = False) -> nn.Module:
     try:
         load_model(model, str(folder / "model.safetensors"))
     except (OSError, RuntimeError) as error:
-        reason = str(error).strip().split("\n", 1)[0]
-        raise UserError(f"{folder} holds no exported model: model.safetensors does not fit ({reason})") from error
+        raise UserError(
+            f"{folder} holds no exported model: model.safetensors does not fit ({first_line(error)})"
+        ) from error
     return model.eval()

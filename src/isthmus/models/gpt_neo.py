@@ -1,4 +1,4 @@
-"""GPT-Neo, from transformers' own classes."""
+"""GPT-Neo, by the classes of transformers."""
 
 from __future__ import annotations
 
@@ -7,56 +7,40 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
 
-from isthmus.models.base import CausalLM, Layout, check_tensor_split, check_transformer, embedding_outline, seeded
+from isthmus.models.base import CausalLM, ModuleNames, Transformer, check_tensor_split, embedding_outline, seeded
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
 
 @dataclass(frozen=True)
-class GPTNeo:
+class GPTNeo(Transformer):
     """GPT-Neo (EleutherAI 2021): global and local attention in turn, learned positions, tied head."""
 
     libraries: ClassVar = ("transformers.models.gpt_neo.modeling_gpt_neo",)
 
-    hidden_size: int = 128
-    num_layers: int = 4
-    num_heads: int = 4
     window_size: int = 256  # tokens that local attention sees
-    vocab_size: int = 256
-    sequence_length: int = 128
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_transformer(self, "window_size")
 
     def build(self, seed: int = 0) -> nn.Module:
-        """The model with float32 weights drawn from `seed`."""
+        """Make the model with float32 weights drawn from `seed`."""
         from transformers import GPTNeoConfig, GPTNeoForCausalLM  # takes seconds to import
 
         pairs, odd = divmod(self.num_layers, 2)
         config = GPTNeoConfig(
-            hidden_size=self.hidden_size,
+            **self.shared_options(),
             num_layers=self.num_layers,
             num_heads=self.num_heads,
-            intermediate_size=4 * self.hidden_size,
             attention_types=[[["global", "local"], pairs], [["global"], odd]],
             window_size=self.window_size,
             activation_function="gelu_pytorch_tanh",  # equals gelu_new, in one kernel
-            vocab_size=self.vocab_size,
-            max_position_embeddings=self.sequence_length,
-            attention_dropout=self.dropout,
             embed_dropout=self.dropout,
             resid_dropout=self.dropout,
-            use_cache=False,
-            bos_token_id=None,
-            eos_token_id=None,
         )
         with seeded(seed):
             return CausalLM(GPTNeoForCausalLM(config))
 
     def outline(self) -> nn.Module:
-        """The model's parameters without transformers, which takes seconds to import."""
+        """Make the model's parameters without transformers, which takes seconds to import."""
         size, inner_size = self.hidden_size, 4 * self.hidden_size
 
         def block() -> nn.Module:
@@ -80,23 +64,23 @@ class GPTNeo:
         return nn.ModuleDict({"network": nn.ModuleDict({"transformer": transformer, "lm_head": head})})
 
     @property
-    def layout(self) -> Layout:
-        """What the stages of a pipeline share out."""
+    def module_names(self) -> ModuleNames:
+        """The names of its submodules, for the stages of a pipeline."""
         before = ("transformer.wpe", "transformer.drop")
-        return Layout("transformer.h", "transformer.wte", "lm_head", before, ("transformer.ln_f",))
+        return ModuleNames("transformer.h", "transformer.wte", "lm_head", before, ("transformer.ln_f",))
 
     def tensor_plan(self, num_ranks: int) -> dict[str, ParallelStyle]:
-        """How its modules are split over ranks: attention by whole heads, the MLP by hidden units, the vocabulary."""
+        """Return how its modules are split over ranks: whole heads, hidden units of the MLP, and the vocabulary."""
         from torch.distributed.tensor import Replicate  # takes a second to import
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-        from isthmus.models.own_heads import OwnHeads
+        from isthmus.models.local_heads import LocalHeads
 
         check_tensor_split(self.num_heads, num_ranks)
         layer = "network.transformer.h.*"
         return {
             "network.transformer.wte": RowwiseParallel(input_layouts=Replicate()),
-            f"{layer}.attn.attention": OwnHeads(),
+            f"{layer}.attn.attention": LocalHeads(),
             f"{layer}.attn.attention.[qkv]_proj": ColwiseParallel(),
             f"{layer}.attn.attention.out_proj": RowwiseParallel(),
             f"{layer}.mlp.c_fc": ColwiseParallel(),

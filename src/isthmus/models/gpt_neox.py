@@ -1,4 +1,4 @@
-"""GPT-NeoX, from transformers' own classes."""
+"""GPT-NeoX, by the classes of transformers."""
 
 from __future__ import annotations
 
@@ -7,50 +7,33 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
 
-from isthmus.models.base import CausalLM, Layout, check_tensor_split, check_transformer, embedding_outline, seeded
+from isthmus.models.base import CausalLM, ModuleNames, Transformer, check_tensor_split, embedding_outline, seeded
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
 
 @dataclass(frozen=True)
-class GPTNeoX:
+class GPTNeoX(Transformer):
     """GPT-NeoX (arXiv 2204.06745): rotary positions, attention and MLP in parallel, untied head."""
 
     libraries: ClassVar = ("transformers.models.gpt_neox.modeling_gpt_neox",)
 
-    hidden_size: int = 128
-    num_layers: int = 4
-    num_heads: int = 4
-    vocab_size: int = 256
-    sequence_length: int = 128
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_transformer(self)
-
     def build(self, seed: int = 0) -> nn.Module:
-        """The model with float32 weights drawn from `seed`."""
+        """Make the model with float32 weights drawn from `seed`."""
         from transformers import GPTNeoXConfig, GPTNeoXForCausalLM  # takes seconds to import
 
         config = GPTNeoXConfig(
-            hidden_size=self.hidden_size,
+            **self.shared_options(),
             num_hidden_layers=self.num_layers,
             num_attention_heads=self.num_heads,
-            intermediate_size=4 * self.hidden_size,
-            vocab_size=self.vocab_size,
-            max_position_embeddings=self.sequence_length,
-            attention_dropout=self.dropout,
             hidden_dropout=self.dropout,
-            use_cache=False,
-            bos_token_id=None,
-            eos_token_id=None,
         )
         with seeded(seed):
             return CausalLM(GPTNeoXForCausalLM(config))
 
     def outline(self) -> nn.Module:
-        """The model's parameters without transformers, which takes seconds to import."""
+        """Make the model's parameters without transformers, which takes seconds to import."""
         size, inner_size = self.hidden_size, 4 * self.hidden_size
 
         def block() -> nn.Module:
@@ -66,14 +49,14 @@ class GPTNeoX:
         return nn.ModuleDict({"network": nn.ModuleDict({"gpt_neox": gpt_neox, "lm_head": head})})
 
     @property
-    def layout(self) -> Layout:
-        """What the stages of a pipeline share out."""
-        return Layout(
+    def module_names(self) -> ModuleNames:
+        """The names of its submodules, for the stages of a pipeline."""
+        return ModuleNames(
             "gpt_neox.layers", "gpt_neox.embed_in", "lm_head", ("gpt_neox.emb_dropout",), ("gpt_neox.final_layer_norm",)
         )
 
     def tensor_plan(self, num_ranks: int) -> dict[str, ParallelStyle]:
-        """How its modules are split over ranks: attention by whole heads, the MLP by hidden units, the vocabulary."""
+        """Return how its modules are split over ranks: whole heads, hidden units of the MLP, and the vocabulary."""
         from torch.distributed.tensor import Replicate  # takes a second to import
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 

@@ -1,4 +1,4 @@
-"""Any causal language model of transformers, from a local folder."""
+"""Any causal language model of transformers that a local folder describes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from isthmus.core.types import UserError
-from isthmus.models.base import CausalLM, seeded
+from isthmus.models.base import CausalLM, first_line, seeded
 
 
 @dataclass(frozen=True)
 class HuggingFace:
-    """The model that the `config.json` of a folder describes. Never downloads, never runs code from the folder."""
+    """The model that the `config.json` of a folder describes; nothing is downloaded, no code of the folder is run."""
 
     libraries: ClassVar = ("transformers.models.auto.modeling_auto",)
 
@@ -25,23 +25,25 @@ class HuggingFace:
 
     def __post_init__(self) -> None:
         if not (Path(self.path) / "config.json").is_file():
-            raise UserError(f"model: no config.json in {self.path!r}; give a folder with one")
+            raise UserError(f"model.path: there is no config.json in {self.path!r}; give a folder with one")
 
     def build(self, seed: int = 0) -> nn.Module:
-        """The model with float32 weights, drawn from `seed` or loaded."""
+        """Make the model with float32 weights, drawn from `seed` or loaded."""
         from transformers import AutoModelForCausalLM  # takes seconds to import
+
+        make: Any = AutoModelForCausalLM
 
         config = self._config()
         with seeded(seed):
             try:
                 if self.pretrained:
-                    network = AutoModelForCausalLM.from_pretrained(
-                        self.path, config=config, dtype=torch.float32, local_files_only=True
-                    )
+                    network = make.from_pretrained(self.path, config=config, dtype=torch.float32, local_files_only=True)
                 else:
-                    network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+                    network = make.from_config(config, dtype=torch.float32)
             except (OSError, ValueError) as error:
-                raise UserError(f"model: {self.path!r} cannot be loaded: {_first_line(error)}") from error
+                raise UserError(
+                    f"model.path: the model in {self.path!r} cannot be loaded: {first_line(error)}"
+                ) from error
         return CausalLM(network.train())
 
     def outline(self) -> nn.Module:
@@ -50,7 +52,7 @@ class HuggingFace:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that the model knows; no attribute where its configuration does not say."""
+        """The number of tokens that the model knows; no such attribute where its configuration does not say."""
         size: int = self._config().get_text_config().vocab_size
         return size
 
@@ -60,13 +62,13 @@ class HuggingFace:
         try:
             config = AutoConfig.from_pretrained(self.path, local_files_only=True)
         except (OSError, ValueError) as error:
-            raise UserError(f"model: {self.path!r} has no usable config.json: {_first_line(error)}") from error
+            raise UserError(
+                f"model.path: the config.json in {self.path!r} cannot be used: {first_line(error)}"
+            ) from error
         longest = getattr(config, "max_position_embeddings", None)
         if longest is not None and self.sequence_length > longest:
-            raise UserError(f"model: sequence_length {self.sequence_length} exceeds the model's {longest} positions")
+            raise UserError(
+                f"model.sequence_length is {self.sequence_length}, and the model has {longest} positions: lower it"
+            )
         config.use_cache = False
         return config
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0]

@@ -1,9 +1,9 @@
-"""Residual networks for images, from transformers' own classes."""
+"""Residual networks for images, by the classes of transformers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -42,17 +42,18 @@ class ResNet:
 
     def __post_init__(self) -> None:
         if self.depth not in _DEPTHS:
-            raise UserError(f"model: depth is {self.depth}; choose one of {', '.join(map(str, _DEPTHS))}")
+            raise UserError(f"model.depth is {self.depth}; choose one of {', '.join(map(str, _DEPTHS))}")
         for name, least in (("image_size", 1), ("num_channels", 1), ("num_classes", 2)):
             if getattr(self, name) < least:
-                raise UserError(f"model: {name} is {getattr(self, name)}; choose at least {least}")
+                raise UserError(f"model.{name} is {getattr(self, name)}; choose at least {least}")
 
     def build(self, seed: int = 0) -> nn.Module:
-        """The model with float32 weights drawn from `seed`."""
+        """Make the model with float32 weights drawn from `seed`."""
         from transformers import ResNetConfig, ResNetForImageClassification  # takes seconds to import
 
         layer_type, embedding_size, hidden_sizes, depths = _DEPTHS[self.depth]
-        config = ResNetConfig(
+        make: Any = ResNetConfig  # which takes `num_labels`, though its signature does not say so
+        config = make(
             num_channels=self.num_channels,
             embedding_size=embedding_size,
             hidden_sizes=list(hidden_sizes),
@@ -72,7 +73,7 @@ class ImageClassifier(nn.Module):
         self.network = network  # of transformers: (pixel_values) -> output with .logits [batch, num_classes]
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Mean cross-entropy, in nats, of {"image": [batch, channels, size, size], "label": [batch] int64}.
+        """Return the mean cross-entropy, in nats, of {"image": [batch, channels, size, size], "label": [batch] int64}.
 
         Raises:
             UserError: one image alone, while training.
@@ -84,7 +85,7 @@ class ImageClassifier(nn.Module):
         return cross_entropy(self.network(pixel_values=batch["image"]).logits.float(), batch["label"])
 
     def measure(self, batches: list[Batch]) -> dict[str, tuple[float, float]]:
-        """Images whose class is the likeliest, and with more than 10 classes among the 5 likeliest; of all images."""
+        """Count images whose class is the likeliest, and with more than 10 classes those among the 5 likeliest."""
         right: dict[str, float] = {}
         for batch in batches:
             logits, label = self.network(pixel_values=batch["image"]).logits, batch["label"][:, None]

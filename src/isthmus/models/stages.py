@@ -1,20 +1,21 @@
-"""A causal language model cut by its layers into the stages of a pipeline."""
+"""Splitting a causal language model by its layers into the stages of a pipeline."""
 
 from __future__ import annotations
 
 import copy
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import nn
 
 from isthmus.core.types import UserError
-from isthmus.models.base import CausalLM, Layout, ModelSpec, next_token_loss
-from isthmus.parallel.pipeline import Stages
+from isthmus.models.base import CausalLM, ModelSpec, ModuleNames, next_token_loss
+from isthmus.parallel.pipeline import LocalStages
 
 
-class Blocks(nn.ModuleList):
-    """Some of a model's blocks, under the numbers that they have in the whole model."""
+class NumberedBlocks(nn.ModuleList):
+    """Some of a model's blocks, named by the numbers that they have in the whole model."""
 
     def __init__(self, numbered: dict[int, nn.Module]) -> None:
         super().__init__()
@@ -22,7 +23,7 @@ class Blocks(nn.ModuleList):
             self.add_module(str(number), block)
 
 
-class Stage(nn.Module):
+class StageModule(nn.Module):
     """Some layers of a causal language model, the first of them with the embedding, the last with the head."""
 
     def __init__(self, network: nn.Module, is_first: bool, is_last: bool) -> None:
@@ -31,19 +32,21 @@ class Stage(nn.Module):
         self.is_first, self.is_last = is_first, is_last
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Hidden states [batch, seq, hidden], or logits [batch, seq, vocab] of the last stage.
+        """Return hidden states [batch, seq, hidden], or logits [batch, seq, vocab] of the last stage.
 
         Args:
             inputs: the previous stage's hidden states; of the first stage tokens [batch, seq + 1] int64, the last of
                 which is a target only.
         """
         given = {"input_ids": inputs[:, :-1]} if self.is_first else {"inputs_embeds": inputs}
-        output = self.network(**given).logits
+        output: torch.Tensor = self.network(**given).logits
         return output if self.is_last else output.clone()  # of a view, which FSDP2 warns of as a module's output
 
 
-def cut(spec: ModelSpec, model: nn.Module, rank: int, num_ranks: int, stages_per_rank: int = 1) -> Stages:
-    """Reduce `model` to what one rank of a pipeline trains, in place, and make that rank's stages.
+def split_into_stages(
+    spec: ModelSpec, model: nn.Module, rank: int, num_ranks: int, stages_per_rank: int = 1
+) -> LocalStages:
+    """Reduce `model`, in place, to the layers that one rank of a pipeline trains, and make that rank's stages.
 
     Stage s belongs to rank s % num_ranks. `model` keeps the names that its parameters have in the whole model; over
     all ranks each stands exactly once. The stages are separate modules around the model's own blocks, embedding and
@@ -58,48 +61,58 @@ def cut(spec: ModelSpec, model: nn.Module, rank: int, num_ranks: int, stages_per
         stages_per_rank: above 1 for an interleaved schedule.
 
     Raises:
-        UserError: the model has fewer layers than stages, or its kind cannot be cut.
+        UserError: the model has fewer layers than stages, or is of a type that cannot be split.
     """
-    layout: Layout | None = getattr(spec, "layout", None)
-    if layout is None or not isinstance(model, CausalLM):
-        raise UserError(f"mesh: a model of type {type(spec).__name__} cannot be cut into stages; set mesh.pp to 1")
+    names: ModuleNames | None = getattr(spec, "module_names", None)
+    if names is None or not isinstance(model, CausalLM):
+        raise UserError(f"mesh.pp: a model of type {type(spec).__name__} cannot be cut into stages; set it to 1")
     network = model.network
-    blocks = dict(enumerate(network.get_submodule(layout.blocks)))
+    blocks = dict(enumerate(_blocks(network, names)))
     num_stages = num_ranks * stages_per_rank
     if num_stages > len(blocks):
-        raise UserError(f"mesh: {num_stages} pipeline stages for a model of {len(blocks)} layers; use fewer stages")
+        raise UserError(
+            f"mesh: {num_stages} pipeline stages are too many for a model of {len(blocks)} layers; lower mesh.pp"
+        )
     spans = [range(*bounds) for bounds in pairwise(_bounds(len(blocks), num_stages))]
     own, last = range(rank, num_stages, num_ranks), num_stages - 1
-    stages = {s: _stage(network, layout, spans[s], s == 0, s == last) for s in own}
+    stages = {s: _stage(network, names, spans[s], s == 0, s == last) for s in own}
 
-    embedding, head = (network.get_submodule(name) for name in (layout.embedding, layout.head))
+    embedding: Any = network.get_submodule(names.embedding)
+    head: Any = network.get_submodule(names.head)
     ends = {0: embedding, last: head} if embedding.weight is head.weight else {}
-    network.set_submodule(layout.blocks, Blocks({i: blocks[i] for s in own for i in spans[s]}))
-    _leave_out(network, _absent(layout, 0 in own, last in own))
+    network.set_submodule(names.blocks, NumberedBlocks({i: blocks[i] for s in own for i in spans[s]}))
+    _leave_out(network, _absent(names, 0 in own, last in own))
     if last in own and ends:
-        _leave_out(network, [layout.head])
-    return Stages(stages, num_stages, next_token_loss, next((ends[s] for s in own if s in ends), None))
+        _leave_out(network, [names.head])
+    return LocalStages(stages, num_stages, next_token_loss, next((ends[s] for s in own if s in ends), None))
 
 
-def _stage(network: nn.Module, layout: Layout, numbers: range, is_first: bool, is_last: bool) -> Stage:
-    """A copy of the network's skeleton around the same parts, with only some of its blocks."""
-    skeleton = {network.get_submodule(name) for name in ["", *accumulate(layout.blocks.split("."), "{}.{}".format)]}
+def _stage(network: nn.Module, names: ModuleNames, numbers: range, is_first: bool, is_last: bool) -> StageModule:
+    """Copy the skeleton of the network around the same submodules, with only some of its blocks."""
+    skeleton = {network.get_submodule(name) for name in ["", *accumulate(names.blocks.split("."), "{}.{}".format)]}
     shared = {id(part): part for part in network.modules() if part not in skeleton}
     twin = copy.deepcopy(network, shared)  # what stands in the memo is not copied
-    blocks = network.get_submodule(layout.blocks)
-    twin.set_submodule(layout.blocks, Blocks({number: blocks[number] for number in numbers}))
-    _leave_out(twin, _absent(layout, is_first, is_last))
-    return Stage(twin, is_first, is_last)
+    blocks = _blocks(network, names)
+    twin.set_submodule(names.blocks, NumberedBlocks({number: blocks[number] for number in numbers}))
+    _leave_out(twin, _absent(names, is_first, is_last))
+    return StageModule(twin, is_first, is_last)
 
 
-def _absent(layout: Layout, has_first: bool, has_last: bool) -> list[str]:
-    """The parts of the network that belong to other stages."""
-    first, last = [layout.embedding, *layout.before], [*layout.after, layout.head]
+def _blocks(network: nn.Module, names: ModuleNames) -> nn.ModuleList:
+    """Return the network's list of blocks."""
+    blocks = network.get_submodule(names.blocks)
+    assert isinstance(blocks, nn.ModuleList)
+    return blocks
+
+
+def _absent(names: ModuleNames, has_first: bool, has_last: bool) -> list[str]:
+    """Return the names of the submodules that belong to other stages."""
+    first, last = [names.embedding, *names.before], [*names.after, names.head]
     return first * (not has_first) + last * (not has_last)
 
 
 def _leave_out(network: nn.Module, names: list[str]) -> None:
-    """Let these parts do nothing. A function in their place is no module: nothing will shard or name it."""
+    """Put a function in the place of these submodules, which is no module: nothing will shard or name it."""
     for name in names:
         parent, _, child = name.rpartition(".")
         delattr(network.get_submodule(parent), child)
@@ -107,11 +120,11 @@ def _leave_out(network: nn.Module, names: list[str]) -> None:
 
 
 def _elsewhere(inputs: torch.Tensor) -> torch.Tensor:
-    """Stands for a part that another stage has: hidden states pass, numbers of positions become 0."""
+    """Stand for a submodule of another stage: pass hidden states on, turn position numbers into 0."""
     return inputs if inputs.is_floating_point() else torch.zeros((), device=inputs.device)
 
 
 def _bounds(num_layers: int, num_stages: int) -> list[int]:
-    """Where each stage begins, and the end; what is left over goes to the first ones, for the last has the head."""
+    """Return the first layer of each stage, and the end; the first stages have one more where they differ."""
     size, rest = divmod(num_layers, num_stages)
     return [stage * size + min(stage, rest) for stage in range(num_stages + 1)]

@@ -1,4 +1,4 @@
-"""Wav2Vec 2.0 (arXiv 2006.11477): pre-training on sound alone, from transformers' own classes."""
+"""Wav2Vec 2.0 (arXiv 2006.11477): pre-training on sound alone, by the classes of transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KERNELS, _STRIDES = (10, 3, 3, 3, 3, 2, 2), (5, 2, 2, 2, 2, 2, 2)  # of the con
 
 @dataclass(frozen=True)
 class SpeechEncoder:
-    """What pre-training and fine-tuning have in common; the published sizes stand in docs/speech.md.
+    """The options that pre-training and fine-tuning have in common; docs/speech.md has the published sizes.
 
     Attributes:
         sample_rate: of the sound, in Hz.
@@ -55,25 +55,25 @@ class SpeechEncoder:
         sizes = ("sample_rate", "hidden_size", "num_layers", "num_heads", "conv_size", "position_kernel")
         for name in (*sizes, "position_groups"):
             if getattr(self, name) < 1:
-                raise UserError(f"model: {name} is {getattr(self, name)}; choose at least 1")
+                raise UserError(f"model.{name} is {getattr(self, name)}; choose at least 1")
         for name in ("num_heads", "position_groups"):
             if self.hidden_size % getattr(self, name):
                 raise UserError(
-                    f"model: hidden_size {self.hidden_size} is no multiple of {name} {getattr(self, name)}; choose one"
+                    f"model.hidden_size is {self.hidden_size}, no multiple of {name} {getattr(self, name)}; choose one"
                 )
         for name in ("dropout", "mask_prob"):
             if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"model: {name} is {getattr(self, name)}; choose at least 0 and below 1")
+                raise UserError(f"model.{name} is {getattr(self, name)}; choose at least 0 and below 1")
         if self.mask_length < 2:
-            raise UserError(f"model: mask_length is {self.mask_length}; choose at least 2")
-        if self.num_samples < samples_of(self.mask_length):
+            raise UserError(f"model.mask_length is {self.mask_length}; choose at least 2")
+        if self.num_samples < min_num_samples(self.mask_length):
             raise UserError(
-                f"model: num_samples {self.num_samples} is less than a mask of {self.mask_length} frames takes; "
-                f"choose at least {samples_of(self.mask_length)}"
+                f"model.num_samples is {self.num_samples}, less than a mask of {self.mask_length} frames takes; "
+                f"choose at least {min_num_samples(self.mask_length)}"
             )
 
     def encoder(self) -> dict[str, Any]:
-        """What transformers' `Wav2Vec2Config` is told."""
+        """Return the options of transformers' `Wav2Vec2Config` that say what the network is."""
         return {
             "hidden_size": self.hidden_size,
             "num_hidden_layers": self.num_layers,
@@ -90,7 +90,7 @@ class SpeechEncoder:
         }
 
     def regularisation(self) -> dict[str, Any]:
-        """What transformers' `Wav2Vec2Config` is told about what is random in training.
+        """Return the options of transformers' `Wav2Vec2Config` that say what is random in training.
 
         No layer is ever dropped as a whole: DDP waits for the gradients of all.
         """
@@ -126,22 +126,22 @@ class Wav2Vec2(SpeechEncoder):
         super().__post_init__()
         for name in ("num_codebooks", "codebook_size", "code_size", "num_negatives"):
             if getattr(self, name) < 1:
-                raise UserError(f"model: {name} is {getattr(self, name)}; choose at least 1")
+                raise UserError(f"model.{name} is {getattr(self, name)}; choose at least 1")
         if self.code_size % self.num_codebooks:
             raise UserError(
-                f"model: code_size {self.code_size} is no multiple of num_codebooks {self.num_codebooks}; choose one"
+                f"model.code_size is {self.code_size}, no multiple of num_codebooks {self.num_codebooks}; choose one"
             )
         if self.mask_prob == 0:
-            raise UserError("model: mask_prob is 0, and pre-training is about what is masked; choose 0.65, for example")
+            raise UserError("model.mask_prob is 0, and pre-training is about what is masked; choose 0.65, for example")
         first, last, factor = self.gumbel_temperatures
         if not (first >= last > 0 and 0 < factor <= 1):
             raise UserError(
-                f"model: gumbel_temperatures are {list(self.gumbel_temperatures)}; "
+                f"model.gumbel_temperatures are {list(self.gumbel_temperatures)}; "
                 "choose a start, an end above 0 that is not larger, and a factor above 0, at most 1"
             )
 
     def build(self, seed: int = 0) -> nn.Module:
-        """The model with float32 weights drawn from `seed`."""
+        """Make the model with float32 weights drawn from `seed`."""
         from transformers import Wav2Vec2Config, Wav2Vec2ForPreTraining  # takes seconds to import
 
         config = Wav2Vec2Config(
@@ -165,12 +165,13 @@ class Pretraining(nn.Module):
 
     def __init__(self, network: nn.Module, temperatures: tuple[float, float, float]) -> None:
         super().__init__()
-        self.network = network  # transformers' Wav2Vec2ForPreTraining
+        self.network: Any = network  # transformers' Wav2Vec2ForPreTraining
         first, self._last_temperature, self._factor = temperatures
+        self.temperature: torch.Tensor
         self.register_buffer("temperature", torch.tensor(first))
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Mean loss, in nats a masked frame.
+        """Return the mean loss, in nats a masked frame.
 
         Args:
             batch: {"audio": [batch, num_samples] float32, "length": [batch] int64, of what is not padding}.
@@ -182,7 +183,7 @@ class Pretraining(nn.Module):
 
     @torch.no_grad()
     def measure(self, batches: list[Batch]) -> dict[str, tuple[float, float]]:
-        """How often the right frame is found among the negatives, and how many entries of the codebooks are in use.
+        """Measure how often the right frame is found among negatives, and how many entries of the codebooks are used.
 
         Contrastive accuracy: of all masked frames; a tie with negatives of the same code counts as a guess among them,
         so that a quantiser which knows one code only comes to 1 / (1 + num_negatives), which is chance.
@@ -202,19 +203,19 @@ class Pretraining(nn.Module):
         return {"contrastive_accuracy": (hits, num_masked), "codevector_perplexity": (perplexity, len(batches))}
 
     def after_sync(self, num_steps: int) -> None:
-        """Lower the temperature of the quantiser's choice, alike everywhere."""
+        """Lower the temperature of the quantiser's choice, alike on all workers."""
         self.temperature.mul_(self._factor**num_steps).clamp_(min=self._last_temperature)
 
     def _draw(self, batch: Batch) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-        """What the network hears; masked frames [batch, frames] bool; the negatives' numbers [batch, frames, K]."""
+        """Draw network inputs, masked frames [batch, frames] bool, and indices of negatives [batch, frames, K]."""
         from transformers.models.wav2vec2.modeling_wav2vec2 import _compute_mask_indices, _sample_negative_indices
 
         network, config = self.network, self.network.config
-        inputs = heard(batch, shortest=config.mask_time_length)
+        inputs = network_inputs(batch, shortest=config.mask_time_length)
         lengths = network._get_feat_extract_output_lengths(inputs["attention_mask"].sum(dim=1)).cpu()
         num_frames = int(network._get_feat_extract_output_lengths(batch["audio"].shape[1]))
         shape = (len(lengths), num_frames)
-        with numpy_drawn_from_torch():
+        with numpy_seeded_from_torch():
             masked = _compute_mask_indices(
                 shape,
                 config.mask_time_prob,
@@ -227,23 +228,23 @@ class Pretraining(nn.Module):
         return inputs, torch.from_numpy(masked).to(device), torch.from_numpy(negatives).long().to(device)
 
 
-def heard(batch: Batch, shortest: int) -> dict[str, torch.Tensor]:
-    """What transformers' networks are told of a batch: the sound, and where it is no padding.
+def network_inputs(batch: Batch, shortest: int) -> dict[str, torch.Tensor]:
+    """Return the inputs of transformers' networks: the sound of a batch, and where it is no padding.
 
     Args:
         batch: {"audio": [batch, num_samples] float32, "length": [batch] int64}.
         shortest: frames that every recording has, at the cost of hearing silence after a short one.
     """
     audio = batch["audio"]
-    length = batch["length"].clamp(min=samples_of(shortest))[:, None]
+    length = batch["length"].clamp(min=min_num_samples(shortest))[:, None]
     return {
         "input_values": audio,
         "attention_mask": (torch.arange(audio.shape[1], device=length.device) < length).long(),
     }
 
 
-def samples_of(num_frames: int) -> int:
-    """The fewest samples of which the convolutions make so many frames."""
+def min_num_samples(num_frames: int) -> int:
+    """Return the smallest number of samples of which the convolutions make so many frames."""
     size = num_frames
     for kernel, stride in zip(reversed(_KERNELS), reversed(_STRIDES), strict=True):
         size = (size - 1) * stride + kernel
@@ -251,7 +252,7 @@ def samples_of(num_frames: int) -> int:
 
 
 @contextmanager
-def numpy_drawn_from_torch() -> Iterator[None]:
+def numpy_seeded_from_torch() -> Iterator[None]:
     """Let numpy's generator, from which transformers draws masks, follow torch's; then leave it as it was.
 
     So one generator decides what is drawn, which evaluation seeds and checkpoints keep.

@@ -1,4 +1,4 @@
-"""Wav2Vec 2.0 that writes down what it hears, one letter or none a frame (CTC), from transformers' own classes."""
+"""Wav2Vec 2.0 that transcribes speech, one letter or none a frame (CTC), by the classes of transformers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch import nn
 
 from isthmus.core.types import UserError
 from isthmus.inner.step import Batch
-from isthmus.models.base import seeded
-from isthmus.models.wav2vec2 import SpeechEncoder, heard, numpy_drawn_from_torch
+from isthmus.models.base import first_line, seeded
+from isthmus.models.wav2vec2 import SpeechEncoder, network_inputs, numpy_seeded_from_torch
 
 _BLANK, _BETWEEN_WORDS = 0, 4  # <pad> and | of wav2vec 2.0's vocabulary
 
 
 @dataclass(frozen=True)
 class Wav2Vec2CTC(SpeechEncoder):
-    """Fine-tuning, or training from scratch, on sound and what was said.
+    """Fine-tuning, or training from scratch, on sound with transcripts.
 
     Attributes:
         vocab_size: letters and signs; 0 stands for none, 4 between words.
@@ -35,12 +35,14 @@ class Wav2Vec2CTC(SpeechEncoder):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.vocab_size <= _BETWEEN_WORDS:
-            raise UserError(f"model: vocab_size is {self.vocab_size}; choose at least {_BETWEEN_WORDS + 1}")
+            raise UserError(f"model.vocab_size is {self.vocab_size}; choose at least {_BETWEEN_WORDS + 1}")
         if self.pretrained is not None and not (Path(self.pretrained) / "config.json").is_file():
-            raise UserError(f"model: no config.json in {self.pretrained!r}; give the folder of an exported model")
+            raise UserError(
+                f"model.pretrained: no config.json in {self.pretrained!r}; give the folder of an exported model"
+            )
 
     def build(self, seed: int = 0) -> nn.Module:
-        """The model with float32 weights; those that `pretrained` does not hold are drawn from `seed`."""
+        """Make the model with float32 weights; those that `pretrained` does not hold are drawn from `seed`."""
         from transformers import Wav2Vec2Config, Wav2Vec2ForCTC  # takes seconds to import
 
         config = Wav2Vec2Config(
@@ -60,8 +62,9 @@ class Wav2Vec2CTC(SpeechEncoder):
                     self.pretrained, config=config, dtype=torch.float32, local_files_only=True
                 )
             except (OSError, ValueError, RuntimeError) as error:
-                reason = str(error).strip().split("\n", 1)[0]
-                raise UserError(f"model: {self.pretrained!r} cannot be loaded: {reason}") from error
+                raise UserError(
+                    f"model.pretrained: {self.pretrained!r} cannot be loaded: {first_line(error)}"
+                ) from error
         return Recogniser(network.train())
 
     def _compare(self, config: Any) -> None:
@@ -70,9 +73,11 @@ class Wav2Vec2CTC(SpeechEncoder):
         try:
             known = json.loads(path.read_text())
         except (OSError, ValueError) as error:
-            raise UserError(f"model: {str(path)!r} cannot be read: give the folder of an exported model") from error
+            raise UserError(f"model.pretrained: {path} cannot be read: give the folder of an exported model") from error
         if known.get("model_type") != "wav2vec2":
-            raise UserError(f"model: {self.pretrained!r} holds a {known.get('model_type')}, no wav2vec2: give another")
+            raise UserError(
+                f"model.pretrained: {self.pretrained} holds a {known.get('model_type')}, no wav2vec2: give another"
+            )
         names = list(self.encoder())
         if known.get("architectures") == ["Wav2Vec2ForCTC"]:
             names.append("vocab_size")
@@ -80,7 +85,7 @@ class Wav2Vec2CTC(SpeechEncoder):
         for name in names:
             if _plain(ours[name]) != _plain(theirs[name]):
                 raise UserError(
-                    f"model: {name} is {_plain(ours[name])}, and {_plain(theirs[name])} in {self.pretrained!r}; "
+                    f"model.{name} is {_plain(ours[name])}, and {_plain(theirs[name])} in {self.pretrained!r}; "
                     "choose the sizes of the pre-trained model"
                 )
 
@@ -90,27 +95,27 @@ class Recogniser(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network = network  # transformers' Wav2Vec2ForCTC
+        self.network: Any = network  # transformers' Wav2Vec2ForCTC
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Mean over the recordings of their loss, in nats a letter; a transcript longer than its frames adds nothing.
+        """Return the recordings' mean loss, in nats a letter; a transcript longer than its frames adds nothing.
 
         Args:
             batch: {"audio": [batch, num_samples] float32, "length": [batch] int64, of what is not padding,
                 "text": [batch, letters] int64, padded with -100}.
         """
         _check_text(batch)
-        with numpy_drawn_from_torch():
-            loss: torch.Tensor = self.network(**heard(batch, shortest=1), labels=batch["text"]).loss
+        with numpy_seeded_from_torch():
+            loss: torch.Tensor = self.network(**network_inputs(batch, shortest=1), labels=batch["text"]).loss
         return loss
 
     @torch.no_grad()
     def measure(self, batches: list[Batch]) -> dict[str, tuple[float, float]]:
-        """Words and letters that are wrong, missing or too many, of those said; the likeliest is taken."""
+        """Count words and letters that are wrong, missing or too many, in the likeliest transcript."""
         errors, counts = {"word": 0, "character": 0}, {"word": 0, "character": 0}
         for batch in batches:
             _check_text(batch)
-            inputs = heard(batch, shortest=1)
+            inputs = network_inputs(batch, shortest=1)
             written = self.network(**inputs).logits.argmax(dim=-1)
             lengths = self.network._get_feat_extract_output_lengths(inputs["attention_mask"].sum(dim=1))
             for row, length, text in zip(written.tolist(), lengths.tolist(), batch["text"].tolist(), strict=True):
@@ -122,13 +127,13 @@ class Recogniser(nn.Module):
 
 
 def decode(frames: Sequence[int]) -> list[int]:
-    """The letters of a path: repetitions are one letter, unless there is a blank between them."""
+    """Return the letters of a path: repetitions are one letter, unless there is a blank between them."""
     before = [_BLANK, *frames]
     return [letter for letter, last in zip(frames, before, strict=False) if letter not in (last, _BLANK)]
 
 
 def edit_distance(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """The fewest insertions, deletions and substitutions that make `second` of `first` (Levenshtein 1965)."""
+    """Return the fewest insertions, deletions and substitutions that make `second` of `first` (Levenshtein 1965)."""
     row = list(range(len(second) + 1))
     for i, one in enumerate(first, 1):
         diagonal, row[0] = row[0], i
@@ -149,7 +154,7 @@ def _words(letters: list[int]) -> list[tuple[int, ...]]:
 
 def _check_text(batch: Batch) -> None:
     if "text" not in batch:
-        raise UserError("model: wav2vec2_ctc needs what was said, and the data have sound alone: choose transcripts")
+        raise UserError("model: wav2vec2_ctc needs transcripts, and the data have none: set data.transcripts to true")
 
 
 def _plain(value: Any) -> Any:

@@ -1,13 +1,13 @@
-"""One worker on many ranks: FSDP2 and tensor parallelism, as they would be without other workers."""
+"""Parallelism inside one worker: FSDP2, tensor parallelism and pipelines, as they would be without other workers."""
 
 from isthmus.parallel.fsdp import apply_fsdp, reshard
 from isthmus.parallel.gradient import WorkerGradScaler, clip_gradient, gradient_norm
-from isthmus.parallel.mesh import Coordinates, Mesh, mean_over_shards, open_mesh, sum_over
+from isthmus.parallel.mesh import Coordinates, ParallelDims, mean_over_shards, open_mesh, sum_over
 from isthmus.parallel.tensor import apply_tp, tensor_plan
 
 __all__ = [
     "Coordinates",
-    "Mesh",
+    "ParallelDims",
     "WorkerGradScaler",
     "apply_fsdp",
     "apply_tp",

@@ -1,4 +1,4 @@
-"""How the ranks of all workers are laid out."""
+"""The device mesh: how many ranks a worker has, and where each of them stands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORKER_DIMS = ("pp", "shard", "tp")  # of the mesh, inside one worker
 
 
 class Coordinates(NamedTuple):
-    """Where one rank stands."""
+    """The place of one rank in the device mesh."""
 
     worker: int
     pp: int  # pipeline stage
@@ -24,8 +24,8 @@ class Coordinates(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Mesh:
-    """The ranks of one worker: pp x shard x tp, the last varying fastest."""
+class ParallelDims:
+    """How one worker's ranks share its training: pp x shard x tp ranks, the last varying fastest."""
 
     pp: int = 1
     shard: int = 1
@@ -51,47 +51,47 @@ class Mesh:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of one worker."""
+        """The number of ranks of one worker."""
         return self.pp * self.shard * self.tp
 
     @property
     def division(self) -> dict[str, int]:
-        """What of it decides which rank holds what."""
+        """The options that decide which part of the model each rank holds."""
         return {name: getattr(self, name) for name in (*WORKER_DIMS, "stages_per_rank")}
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Where a rank of the world stands."""
+        """Return the place of a rank of the world."""
         worker, rank = divmod(rank, self.num_ranks)
         pp, rank = divmod(rank, self.shard * self.tp)
         return Coordinates(worker, pp, *divmod(rank, self.tp))
 
 
-def open_mesh(mesh: Mesh, num_workers: int, device_type: str = "cpu") -> DeviceMesh:
-    """The world's ranks as [worker, pp, shard, tp]; called by all of them once the default group stands.
+def open_mesh(dims: ParallelDims, num_workers: int, device_type: str = "cpu") -> DeviceMesh:
+    """Make the device mesh [worker, pp, shard, tp] of all ranks; all of them call this after `init_process_group`.
 
     Raises:
         UserError: the world has another number of ranks.
     """
     world_size = dist.get_world_size()
-    if world_size != num_workers * mesh.num_ranks:
+    if world_size != num_workers * dims.num_ranks:
         raise UserError(
-            f"mesh: {num_workers} workers of {mesh} are "
-            f"{num_workers * mesh.num_ranks} ranks, but {world_size} were started: start as many, or change the mesh"
+            f"mesh: {num_workers} workers of {dims} are "
+            f"{num_workers * dims.num_ranks} ranks, but {world_size} were started: start as many, or change the mesh"
         )
-    shape = (num_workers, mesh.pp, mesh.shard, mesh.tp)
+    shape = (num_workers, dims.pp, dims.shard, dims.tp)
     return init_device_mesh(device_type, shape, mesh_dim_names=("worker", *WORKER_DIMS))
 
 
-def sum_over(tensor: torch.Tensor, mesh: DeviceMesh, dims: tuple[str, ...]) -> torch.Tensor:
-    """The sum of every rank's tensor along `dims` of the mesh, where `tensor` is."""
-    total = tensor.to(mesh.device_type, copy=True)
-    for dim in dims:
-        group = mesh.get_group(dim)
+def sum_over(tensor: torch.Tensor, device_mesh: DeviceMesh, dim_names: tuple[str, ...]) -> torch.Tensor:
+    """Return the sum of every rank's tensor along these dimensions of the mesh, on the device of `tensor`."""
+    total = tensor.to(device_mesh.device_type, copy=True)
+    for name in dim_names:
+        group = device_mesh.get_group(name)
         if group.size() > 1:
             dist.all_reduce(total, group=group)
     return total.to(tensor.device)
 
 
-def mean_over_shards(tensor: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """The mean over the slices of the worker's batch."""
-    return sum_over(tensor, mesh, ("shard",)) / mesh.get_group("shard").size()
+def mean_over_shards(tensor: torch.Tensor, device_mesh: DeviceMesh) -> torch.Tensor:
+    """Return the mean over the ranks that train on different slices of the worker's batch."""
+    return sum_over(tensor, device_mesh, ("shard",)) / device_mesh.get_group("shard").size()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
@@ -18,13 +18,13 @@ from isthmus.core.types import UserError
 
 
 @dataclass(frozen=True)
-class Stages:
-    """What one rank runs of a pipeline; stage s is on rank s % num_ranks."""
+class LocalStages:
+    """The pipeline stages that one rank runs; stage s is on rank s % num_ranks."""
 
-    modules: dict[int, nn.Module]  # by number; from tokens or hidden states to hidden states or logits
+    modules: Mapping[int, nn.Module]  # by number; from tokens or hidden states to hidden states or logits
     num_stages: int
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (the last stage's output, tokens) -> mean
-    tied: nn.Module | None = None  # whose weight the first rank lends the last, on these two ranks
+    tied: nn.Embedding | nn.Linear | None = None  # whose weight the first rank lends the last, on these two ranks
 
 
 class Pipeline:
@@ -34,22 +34,24 @@ class Pipeline:
     several stages.
     """
 
-    def __init__(self, stages: Stages, mesh: DeviceMesh, precision: AbstractContextManager[Any] | None = None) -> None:
+    def __init__(
+        self, stages: LocalStages, device_mesh: DeviceMesh, precision: AbstractContextManager[Any] | None = None
+    ) -> None:
         """Join the other ranks' stages.
 
         Args:
             stages: this rank's; may be sharded by `fully_shard`, each as a whole.
-            mesh: of this worker, with a dimension "pp".
+            device_mesh: of this worker, with a dimension "pp".
             precision: the context of forward passes in training (autocast).
         """
         self.stages = stages
-        self.group = mesh.get_group("pp")
+        self.group = device_mesh.get_group("pp")
         self.rank, self.num_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
-        self.device = torch.device(mesh.device_type)  # the present one; offloaded parameters are not there
+        self.device = torch.device(device_mesh.device_type)  # where it computes; offloaded parameters lie elsewhere
         self._schedules: dict[tuple[Any, ...], Any] = {}
         self._scale = 1.0  # of the loss, in the present pass
         for module in stages.modules.values():
-            module.forward = _in_training(precision or nullcontext(), module.forward)  # type: ignore[method-assign]
+            module.forward = _within_training(precision or nullcontext(), module.forward)
 
     def accumulate(
         self, batch: dict[str, torch.Tensor], micro_batch_size: int | None = None, loss_scale: float = 1.0
@@ -73,7 +75,7 @@ class Pipeline:
 
     @torch.no_grad()
     def evaluate(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The batch's mean loss in evaluation mode, on all ranks; between steps, for gradients may be lost."""
+        """Return the batch's mean loss in evaluation mode, on all ranks; between steps, for gradients may be lost."""
         tokens = batch["tokens"]
         modules = list(self.stages.modules.values())
         was_training = [module.training for module in modules]
@@ -87,7 +89,7 @@ class Pipeline:
         return loss
 
     def _run(self, tokens: torch.Tensor, num_micro_batches: int, backward: bool, scale: float = 1.0) -> torch.Tensor:
-        """One pass of the schedule; the batch's mean loss, on all ranks."""
+        """Run the schedule once; return the batch's mean loss, on all ranks."""
         tokens = tokens.to(self.device, non_blocking=True)
         schedule = self._schedule(tokens.shape, num_micro_batches, backward)
         run = schedule.step if backward else schedule.eval
@@ -100,7 +102,7 @@ class Pipeline:
         return loss
 
     def _schedule(self, shape: torch.Size, num_micro_batches: int, backward: bool) -> Any:
-        """The schedule of batches of this shape: buffers for what arrives from other ranks are of fixed sizes."""
+        """Return the schedule for batches of this shape, for which its receive buffers are made."""
         key = (shape, num_micro_batches, backward)
         if key not in self._schedules:
             self._schedules[key] = self._new_schedule(num_micro_batches, backward)
@@ -109,7 +111,7 @@ class Pipeline:
     def _new_schedule(self, num_micro_batches: int, backward: bool) -> Any:
         from torch.distributed import pipelining  # takes a second to import
 
-        stages = [
+        stages: list[Any] = [
             pipelining.PipelineStage(module, number, self.stages.num_stages, self.device, group=self.group)
             for number, module in self.stages.modules.items()
         ]
@@ -136,9 +138,11 @@ class Pipeline:
         if self.stages.tied is None:
             return
         weight = self.stages.tied.weight
-        if is_dtensor(weight):  # an embedding's gradient may be replicated where its weight is sharded
-            weight.grad = weight.grad.redistribute(weight.device_mesh, weight.placements)
-        own = local_view(weight.grad)
+        grad = weight.grad
+        assert grad is not None
+        if is_dtensor(weight) and is_dtensor(grad):  # replicated, perhaps, where the embedding's weight is sharded
+            weight.grad = grad = grad.redistribute(weight.device_mesh, weight.placements)
+        own = local_view(grad)
         passed = own if self.rank else torch.empty_like(own)
         self._pass_on(passed, self.num_ranks - 1, 0)
         if self.rank == 0:
@@ -154,7 +158,7 @@ class Pipeline:
 
 
 def count_micro_batches(batch_size: int, micro_batch_size: int | None, num_ranks: int, stages_per_rank: int = 1) -> int:
-    """How many micro-batches a pipeline makes of a batch.
+    """Return into how many micro-batches a pipeline splits a batch.
 
     Args:
         batch_size: samples of this rank's batch.
@@ -163,7 +167,7 @@ def count_micro_batches(batch_size: int, micro_batch_size: int | None, num_ranks
         stages_per_rank: above 1 for the interleaved schedule.
 
     Raises:
-        UserError: they are not of one size, too few, or do not make equal rounds.
+        UserError: the micro-batches would be of different sizes, too few, or make no equal rounds.
     """
     size = min(micro_batch_size or max(1, batch_size // num_ranks), batch_size)
     number, rest = divmod(batch_size, size)
@@ -185,11 +189,11 @@ def count_micro_batches(batch_size: int, micro_batch_size: int | None, num_ranks
     return number
 
 
-def _in_training(context: AbstractContextManager[Any], forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, called within the context wherever gradients are wanted."""
+def _within_training(context: AbstractContextManager[Any], forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function wrapped so that the context holds wherever gradients are enabled."""
 
     @wraps(forward)
-    def call(inputs: torch.Tensor) -> torch.Tensor:
+    def call(inputs: torch.Tensor) -> Any:
         with context if torch.is_grad_enabled() else nullcontext():
             return forward(inputs)
 

@@ -1,4 +1,4 @@
-"""What a rank saves of sharded weights and of their optimizer: its own part."""
+"""Local state: the slices of sharded weights, and of their optimizer's state, that one rank saves and loads."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from isthmus.core.types import State
 
 
 @dataclass(frozen=True)
-class Part:
-    """The box that one rank holds of a whole tensor; empty where there is nothing left for it."""
+class TensorSlice:
+    """The slice of a whole tensor that one rank holds; empty where nothing is left for it."""
 
-    shape: tuple[int, ...]  # of the whole
+    shape: tuple[int, ...]  # of the whole tensor
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
     @classmethod
-    def whole(cls, shape: tuple[int, ...]) -> Part:
-        """All of a tensor."""
+    def whole(cls, shape: tuple[int, ...]) -> TensorSlice:
+        """Return the slice that is all of a tensor."""
         return cls(shape, (0,) * len(shape), shape)
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Part:
-        """This rank's, as `apply_tp` and after it `apply_fsdp` have left it."""
+    def of(cls, tensor: torch.Tensor) -> TensorSlice:
+        """Return this rank's slice of a tensor that `apply_tp`, and after it `apply_fsdp`, may have split."""
         offsets, sizes = [0] * tensor.ndim, list(tensor.shape)
         if is_dtensor(tensor):
             mesh = tensor.device_mesh
-            for axis, placement in reversed(list(enumerate(tensor.placements))):  # tp, the last one, came first
+            placements: list[Any] = list(tensor.placements)
+            for axis, placement in reversed(list(enumerate(placements))):  # tp, the last one, came first
                 if placement.is_replicate():
                     continue
                 dim = placement.dim
@@ -47,51 +48,51 @@ class Part:
         return cls(tuple(tensor.shape), tuple(offsets), tuple(local.shape))
 
 
-class Stored:
-    """A tensor in a file of safetensors, of which only what is asked for is read."""
+class StoredTensor:
+    """A tensor in a safetensors file; only the slices that are asked for are read."""
 
     def __init__(self, slices: Any) -> None:
         self._slices, self.shape = slices, tuple(slices.get_shape())
 
     def __getitem__(self, index: tuple[slice, ...]) -> torch.Tensor:
-        """Some of its values."""
+        """Read a slice of the tensor."""
         values: torch.Tensor = self._slices[index]
         return values
 
 
-def assemble(part: Part, pieces: Iterable[tuple[Part, Stored]]) -> torch.Tensor:
-    """A part of a whole tensor, out of the parts that other ranks held; what several of them held is read once."""
-    distinct = dict(pieces)
+def assemble_slice(wanted: TensorSlice, saved: Iterable[tuple[TensorSlice, StoredTensor]]) -> torch.Tensor:
+    """Assemble a slice of a tensor from the slices that other ranks saved; each distinct one is read once."""
+    distinct = dict(saved)
     _, some = next(iter(distinct.items()))
-    result = torch.empty(part.sizes, dtype=some[tuple(slice(0, 0) for _ in part.sizes)].dtype)
+    result = torch.empty(wanted.sizes, dtype=some[tuple(slice(0, 0) for _ in wanted.sizes)].dtype)
     for piece, stored in distinct.items():
-        low = [max(a, b) for a, b in zip(part.offsets, piece.offsets, strict=True)]
-        ends = [[o + n for o, n in zip(box.offsets, box.sizes, strict=True)] for box in (part, piece)]
+        low = [max(a, b) for a, b in zip(wanted.offsets, piece.offsets, strict=True)]
+        ends = [[o + n for o, n in zip(each.offsets, each.sizes, strict=True)] for each in (wanted, piece)]
         high = [min(a, b) for a, b in zip(*ends, strict=True)]
         if all(a < b for a, b in zip(low, high, strict=True)):
-            result[_box(low, high, part.offsets)] = stored[_box(low, high, piece.offsets)]
+            result[_index(low, high, wanted.offsets)] = stored[_index(low, high, piece.offsets)]
     return result
 
 
-def _box(low: list[int], high: list[int], origin: tuple[int, ...]) -> tuple[slice, ...]:
+def _index(low: list[int], high: list[int], origin: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(a - o, b - o) for a, b, o in zip(low, high, origin, strict=True))
 
 
 def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by name, those that are tied once."""
+    """Return parameters and buffers by name; tied parameters stand there once, by their first name."""
     names = {name for name, _ in model.named_parameters()}
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - names
     return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
 
 
 def local_state(state: State) -> State:
-    """A state in which every sharded tensor is this rank's part of it; memory is shared."""
+    """Replace every sharded tensor of a state by this rank's own part of it, which shares its memory."""
     local: State = tree_map_only(torch.Tensor, local_view, state)
     return local
 
 
 def load_local_model(model: nn.Module, state: State) -> None:
-    """Become what `local_state(named_tensors(model))` was, on the same mesh."""
+    """Copy a state into the model, as `local_state(named_tensors(model))` made it on the same mesh."""
     own = named_tensors(model)
     if own.keys() != state.keys():
         raise ValueError("the state is of another model")
@@ -101,17 +102,17 @@ def load_local_model(model: nn.Module, state: State) -> None:
 
 
 def sharded_optimizer_state(optimizer: torch.optim.Optimizer, state: State) -> State:
-    """The inverse of `local_state(optimizer.state_dict())`, for `optimizer.load_state_dict`."""
+    """Shard what `local_state(optimizer.state_dict())` made as the parameters are, for `optimizer.load_state_dict`."""
     params = dict(enumerate(param for group in optimizer.param_groups for param in group["params"]))
     values = {
-        number: {name: _like(params[int(number)], value) for name, value in entries.items()}
+        number: {name: _sharded_value(params[int(number)], value) for name, value in entries.items()}
         for number, entries in state["state"].items()
     }
     return {**state, "state": values}
 
 
-def _like(param: nn.Parameter, value: Any) -> Any:
-    """A value that belongs to a parameter, sharded as it is; counters stay what they are."""
+def _sharded_value(param: nn.Parameter, value: Any) -> Any:
+    """Shard a value of the optimizer's state as its parameter is; counters stay as they are."""
     if not isinstance(value, torch.Tensor) or value.ndim != param.ndim:
         return value
     return sharded_like(value.to(param.device), param)

@@ -15,21 +15,23 @@ if TYPE_CHECKING:
 
 
 def tensor_plan(spec: object, tp: int) -> dict[str, ParallelStyle]:
-    """How a model's modules (by name, `*` stands for anything) are split over `tp` ranks: `spec.tensor_plan(tp)`.
+    """Return how a model's modules are split over `tp` ranks, by name, where `*` stands for anything.
 
     Raises:
-        UserError: the model has no such plan, or does not split into so many parts.
+        UserError: the model says no such plan (`spec.tensor_plan(tp)`), or does not split into so many parts.
     """
     if tp == 1:
         return {}
     if not hasattr(spec, "tensor_plan"):
-        raise UserError(f"mesh: no tensor parallelism (tp {tp}) for {type(spec).__name__}: set tp to 1, shard higher")
+        raise UserError(
+            f"mesh: {type(spec).__name__} has no tensor parallelism, but tp is {tp}: set tp to 1 and raise shard"
+        )
     plan: dict[str, ParallelStyle] = spec.tensor_plan(tp)
     return plan
 
 
 def apply_tp(model: nn.Module, plan: dict[str, ParallelStyle], device_mesh: DeviceMesh) -> None:
-    """Split the model's modules over the dimension tp, in place; names without a module here are passed over.
+    """Split the model's modules over the dimension tp, in place; names that match no module here are ignored.
 
     Parameters that several modules share stay shared; the plan must split them alike.
     """

@@ -35,7 +35,7 @@ class WorkerCheckpoint:
 
     step: int
     worker: int  # its number
-    ranks: list[State]  # what each of its ranks saved, tensors as `Stored`
+    ranks: list[State]  # what each of its ranks saved, tensors as `StoredTensor`
 
 
 def export(run_dir: Path, to: Path) -> int:

@@ -21,10 +21,10 @@ from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES, Adversarial, Adversari
 from isthmus.inner.adversarial import is_adversarial
 from isthmus.inner.pipelined import PipelinedStep
 from isthmus.models import MODELS, ModelSpec
-from isthmus.models.stages import cut
+from isthmus.models.stages import split_into_stages
 from isthmus.outer import MERGES, Offload, OuterLoop
 from isthmus.parallel import apply_fsdp, apply_tp, tensor_plan
-from isthmus.parallel.pipeline import Stages
+from isthmus.parallel.pipeline import LocalStages
 from isthmus.spec import build, factory
 from isthmus.train.checkpoint_files import PARAMETER, RunIdentity
 from isthmus.train.data_parallel import DataParallel
@@ -92,7 +92,9 @@ def build_transport(config: RunConfig, **more: Any) -> Transport:
     return transport
 
 
-def shard_model(config: RunConfig, spec: ModelSpec, model: nn.Module, device_mesh: DeviceMesh | None) -> Stages | None:
+def shard_model(
+    config: RunConfig, spec: ModelSpec, model: nn.Module, device_mesh: DeviceMesh | None
+) -> LocalStages | None:
     """Leave of a whole model what this rank of a worker trains, in place; return its stages if it is a pipeline."""
     mesh = config.mesh
     if device_mesh is None:
@@ -101,7 +103,7 @@ def shard_model(config: RunConfig, spec: ModelSpec, model: nn.Module, device_mes
     if mesh.pp == 1:
         parts, stages = [model], None
     else:
-        stages = cut(spec, model, device_mesh.get_local_rank("pp"), mesh.pp, mesh.stages_per_rank)
+        stages = split_into_stages(spec, model, device_mesh.get_local_rank("pp"), mesh.pp, mesh.stages_per_rank)
         parts = list(stages.modules.values())
     for part in parts:
         apply_tp(part, plan, device_mesh)
@@ -141,7 +143,7 @@ def build_inner_step(
     config: RunConfig,
     model: nn.Module,
     device_mesh: DeviceMesh | None = None,
-    stages: Stages | None = None,
+    stages: LocalStages | None = None,
     wrap: Callable[[nn.Module], nn.Module] = lambda module: module,
 ) -> SupervisedStep | AdversarialStep:
     """Return the inner step of `model`, or of the stages it is cut into.
@@ -173,7 +175,9 @@ def build_inner_step(
         raise UserError(f"inner.optimizer: {kind} trains one network, the model has two: use {{type: adversarial}}")
     if stages is not None and device_mesh is not None:
         return PipelinedStep(model, stages, device_mesh, optimizer, lr_schedule, **options)
-    return SupervisedStep(wrap(model), optimizer, lr_schedule, **options, compile=inner.compile, mesh=device_mesh)
+    return SupervisedStep(
+        wrap(model), optimizer, lr_schedule, **options, compile=inner.compile, device_mesh=device_mesh
+    )
 
 
 def shared_keys(config: RunConfig) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from isthmus.core import State
-from isthmus.parallel import Mesh
+from isthmus.parallel import ParallelDims
 from isthmus.train.checkpoint_files import (
     Damaged,
     RunIdentity,
@@ -59,7 +59,7 @@ class Checkpoints:
         worker: int,
         identity: RunIdentity,
         rank: int = 0,
-        mesh: Mesh = Mesh(),  # noqa: B008 (a frozen value)
+        mesh: ParallelDims = ParallelDims(),  # noqa: B008 (a frozen value)
     ) -> None:
         self.folder, self.worker, self.identity, self.rank = folder, worker, identity, rank
         self.name, self.mesh = name_of(worker, rank), mesh
@@ -96,9 +96,9 @@ class Checkpoints:
         ranks = range(self.mesh_of(step).num_ranks)
         return [read_lazily(self._path(step, name_of(self.worker, rank))) for rank in ranks]
 
-    def mesh_of(self, step: int) -> Mesh:
+    def mesh_of(self, step: int) -> ParallelDims:
         """Return the mesh of the ranks that wrote the checkpoint of `step`, as far as it decides what each held."""
-        return Mesh(**self._manifest(step)["mesh"])
+        return ParallelDims(**self._manifest(step)["mesh"])
 
     def usable(self) -> list[int]:
         """Return the steps of the undamaged checkpoints, newest first; log a line about every damaged file.
@@ -123,7 +123,7 @@ class Checkpoints:
         """
         try:
             manifest = self._manifest(step)
-            for rank in range(self.rank, Mesh(**manifest["mesh"]).num_ranks, self.mesh.num_ranks):
+            for rank in range(self.rank, ParallelDims(**manifest["mesh"]).num_ranks, self.mesh.num_ranks):
                 verify(self._path(step, name_of(self.worker, rank)), manifest["mesh"])
         except Damaged as damage:
             _LOGGER.warning("checkpoint refused: %s", damage)

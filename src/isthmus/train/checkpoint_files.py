@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from isthmus.core import State, Tensors, UserError
 from isthmus.core.flatten import flatten, unflatten
-from isthmus.parallel.state import Stored
+from isthmus.parallel.state import StoredTensor
 
 RunIdentity = dict[str, Any]  # flat and plain: what must be equal for a checkpoint to fit
 PARAMETER = "parameter "  # begins the keys of a run identity that tell shapes, the others are settings
@@ -62,7 +62,7 @@ def read_checkpoint(folder: Path) -> State:
 def read_lazily(folder: Path) -> State:
     """Return the state that was written to a folder, with tensors that are read where they are needed."""
     file: Any = safe_open(folder / "state.safetensors", "pt")
-    tensors = [Stored(file.get_slice(str(number))) for number in range(len(file.keys()))]
+    tensors = [StoredTensor(file.get_slice(str(number))) for number in range(len(file.keys()))]
     state: State = unflatten(read_plain_part(folder), tensors)
     return state
 

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from isthmus.config import RunConfig
 from isthmus.core import UserError
 from isthmus.inner.step import Batch
-from isthmus.parallel import Mesh, open_mesh
+from isthmus.parallel import ParallelDims, open_mesh
 from isthmus.train.assemble import choose_device, is_elastic
 from isthmus.transport import Transport
 from isthmus.transport.elastic.ranks import check_ranks, worker_number
@@ -27,7 +27,7 @@ class Process:
     worker: int
     rank: int = 0  # inside the worker
     world_size: int = 1  # ranks of all workers; in an elastic world of this one
-    mesh: Mesh = field(default_factory=Mesh)
+    mesh: ParallelDims = field(default_factory=ParallelDims)
     device_mesh: DeviceMesh | None = None  # [worker, pp, shard, tp], where a worker has several ranks
 
     @property

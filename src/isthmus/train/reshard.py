@@ -13,8 +13,8 @@ from torch import nn
 
 from isthmus.core import State, UserError
 from isthmus.outer import with_present_names
-from isthmus.parallel import Mesh
-from isthmus.parallel.state import Part, Stored, assemble, named_tensors
+from isthmus.parallel import ParallelDims
+from isthmus.parallel.state import StoredTensor, TensorSlice, assemble_slice, named_tensors
 from isthmus.train.checkpoint import Checkpoints
 from isthmus.train.method import Method
 
@@ -25,14 +25,14 @@ _LOGGER = logging.getLogger(__name__)
 class RankParts:
     """The parts that a rank has of its worker's tensors, and in which order the lists of its state have them."""
 
-    parts: dict[str, Part]  # by the names of parameters and buffers
+    parts: dict[str, TensorSlice]  # by the names of parameters and buffers
     optimizer: list[str]  # names of parameters, in the order of the inner optimizer
     fragments: list[list[str]]  # names of parameters
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer, fragments: list[list[str]]) -> RankParts:
         """Return this rank's; `fragments` are the names of each fragment's parameters."""
-        parts = {name: Part.of(tensor) for name, tensor in named_tensors(model).items()}
+        parts = {name: TensorSlice.of(tensor) for name, tensor in named_tensors(model).items()}
         names = {param: name for name, param in model.named_parameters()}
         order = [names[param] for group in optimizer.param_groups for param in group["params"]]
         return cls(parts, order, fragments)
@@ -49,7 +49,7 @@ class RankParts:
     @classmethod
     def from_state_dict(cls, state: State) -> RankParts:
         """Return what `state_dict` described."""
-        return cls(**state | {"parts": {name: Part(**part) for name, part in state["parts"].items()}})
+        return cls(**state | {"parts": {name: TensorSlice(**part) for name, part in state["parts"].items()}})
 
 
 def load_resharded(
@@ -86,7 +86,7 @@ def load_resharded(
     return state
 
 
-def check_fragments(num_fragments: int, there: Mesh, here: Mesh) -> None:
+def check_fragments(num_fragments: int, there: ParallelDims, here: ParallelDims) -> None:
     """Refuse to move a run between meshes that cut the model into different fragments; alike on all ranks."""
     if num_fragments > 1 and (there.pp, there.stages_per_rank) != (here.pp, here.stages_per_rank):
         raise UserError(
@@ -101,7 +101,7 @@ class Resharding:
     What belongs to a parameter element by element is cut anew; what the ranks have in common is the first one's.
 
     Args:
-        ranks: their states, tensors as `Stored`.
+        ranks: their states, tensors as `StoredTensor`.
         own: what this rank holds.
 
     Attributes:
@@ -214,31 +214,31 @@ class Resharding:
     def _cut(self, name: str, values: list[Any]) -> Any:
         """Return this rank's part of what belongs to a parameter; the ranks that hold none of it have None."""
         held = [(there, value) for there, value in zip(self.there, values, strict=True) if value is not None]
-        if not held or not isinstance(held[0][1], Stored):
+        if not held or not isinstance(held[0][1], StoredTensor):
             return held[0][1] if held else None
         pieces = [(there.parts[name], stored) for there, stored in held]
         part, first = pieces[0]
         if first.shape != part.sizes:  # a counter, the same on all ranks
             return first[()]
-        return assemble(self.own.parts[name], pieces)
+        return assemble_slice(self.own.parts[name], pieces)
 
 
 def _holds_tensors(value: Any) -> bool:
-    return isinstance(value, Stored) or (isinstance(value, list | tuple) and any(map(_holds_tensors, value)))
+    return isinstance(value, StoredTensor) or (isinstance(value, list | tuple) and any(map(_holds_tensors, value)))
 
 
 def whole_model(ranks: list[State], names: Iterable[str]) -> dict[str, torch.Tensor]:
     """Return the whole model that the ranks of a worker saved, with the anchors in its parameters if there are any.
 
     Args:
-        ranks: their states, tensors as `Stored`.
+        ranks: their states, tensors as `StoredTensor`.
         names: of its parameters and buffers, those that are tied once.
     """
-    pieces = defaultdict[str, list[tuple[Part, Stored]]](list)
+    pieces = defaultdict[str, list[tuple[TensorSlice, StoredTensor]]](list)
     for rank in ranks:
         there, values = RankParts.from_state_dict(rank["holding"]), dict(rank["model"])
         for held, fragment in zip(there.fragments, rank["method"].get("fragments", []), strict=True):
             values |= dict(zip(held, fragment["anchor"], strict=True))
         for name, stored in values.items():
             pieces[name].append((there.parts[name], stored))
-    return {name: assemble(Part.whole(pieces[name][0][0].shape), pieces[name]) for name in names}
+    return {name: assemble_slice(TensorSlice.whole(pieces[name][0][0].shape), pieces[name]) for name in names}

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
+from typing_extensions import override
 
 
-class OwnHeads(ParallelStyle):
-    """Tells an attention module, which does not ask its matrices, how many heads this rank has."""
+class LocalHeads(ParallelStyle):
+    """Tells an attention module how many heads this rank has."""
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+    @override
+    def _apply(self, module: Any, device_mesh: DeviceMesh) -> nn.Module:
         module.num_heads //= device_mesh.size()
-        return module
+        attention: nn.Module = module
+        return attention

@@ -12,7 +12,7 @@ Options = dict[str, int]
 
 
 def _transformer(hidden_size: int, num_layers: int, num_heads: int, vocab_size: int) -> Options:
-    """All of them were trained on 2,048 tokens at once."""
+    """Return the options of a published size; all of them were trained on 2,048 tokens at once."""
     return {
         "hidden_size": hidden_size,
         "num_layers": num_layers,
@@ -44,7 +44,7 @@ PUBLISHED: dict[str, dict[str, Options]] = {
 
 
 def with_size(spec: Any) -> Any:
-    """A model's spec with its `size`, where it has one, replaced by the options for which that stands.
+    """Replace the `size` in a model's spec, where it has one, by the options for which it stands.
 
     What is given beside the size stays: {type: gpt_neox, size: pythia-160m, sequence_length: 512}. A spec of another
     kind, or none, comes back as it was.
@@ -56,5 +56,5 @@ def with_size(spec: Any) -> Any:
         return spec
     sizes, size = PUBLISHED[spec["type"]], spec["size"]
     if size not in list(sizes):
-        raise UserError(f"model.size: unknown size {size!r} of {spec['type']}, {nearest(str(size), list(sizes))}")
+        raise UserError(f"model.size: {spec['type']} has no published size {size!r}, {nearest(str(size), list(sizes))}")
     return {"type": spec["type"]} | sizes[size] | {name: value for name, value in spec.items() if name != "size"}

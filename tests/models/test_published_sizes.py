@@ -6,7 +6,7 @@ import torch
 from isthmus.config import dump
 from isthmus.core import UserError
 from isthmus.models import MODELS
-from isthmus.models.sizes import PUBLISHED, with_size
+from isthmus.models.published_sizes import PUBLISHED, with_size
 from isthmus.recipes import load_config
 
 # Pythia: "Total params" of the suite's model cards; GPT-NeoX-20B: its card; GPT-Neo: counted in the released weights
@@ -60,9 +60,9 @@ def test_a_size_can_be_chosen_on_the_command_line(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{type: gpt_neox, size: pythia-160}", "model.size: unknown size 'pythia-160' of gpt_neox, did you mean"),
-        ("{type: gpt_neo, size: 3}", "model.size: unknown size 3 of gpt_neo, known: gpt-neo-1.3b"),
-        ("{type: gpt_neo, size: [a]}", "model.size: unknown size"),
+        ("{type: gpt_neox, size: pythia-160}", "model.size: gpt_neox has no published size 'pythia-160', did you mean"),
+        ("{type: gpt_neo, size: 3}", "model.size: gpt_neo has no published size 3, known: gpt-neo-1.3b"),
+        ("{type: gpt_neo, size: [a]}", "model.size: gpt_neo has no published size"),
         ("{type: huggingface, path: nowhere, size: x}", "model.size: unknown key"),
         ("{type: [gpt_neo], size: x}", "model: expected"),
     ],

@@ -1,4 +1,4 @@
-"""A moving average of a module's parameters, the same on all workers without a byte sent."""
+"""A moving average of a module's parameters, which all workers compute alike without sending a byte."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 
-class Average(nn.Module):
+class MovingAverage(nn.Module):
     """The exponentially weighted mean of what a module's parameters were after every sync.
 
     A sync n steps ago weighs decay ** n, over the sum of all weights: what came first, which is noise, is soon
@@ -24,12 +24,13 @@ class Average(nn.Module):
         self.names = {name: name.replace(".", "/") for name, _ in module.named_parameters()}  # a buffer's has no dots
         for name, param in module.named_parameters():
             self.register_buffer(self.names[name], param.detach().clone())
-        self.register_buffer("seen", torch.zeros((), dtype=torch.float64))  # 1 - decay ** steps: what has been weighed
+        self.seen: torch.Tensor  # 1 - decay ** steps: the sum of all weights
+        self.register_buffer("seen", torch.zeros((), dtype=torch.float64))
         self.buffer_rules = dict.fromkeys([*self.names.values(), "seen"], "replicated")
 
     @torch.no_grad()
     def follow(self, module: nn.Module, num_steps: int) -> None:
-        """Take in the module's present parameters, `num_steps` after the last ones."""
+        """Add the module's present parameters to the mean, `num_steps` after the last ones."""
         kept = self.decay**num_steps
         self.seen.copy_(1 - (1 - self.seen) * kept)
         params = dict(module.named_parameters())
@@ -41,7 +42,7 @@ class Average(nn.Module):
 
     @torch.no_grad()
     def copy_to(self, module: nn.Module) -> None:
-        """Give a module of the same kind the mean for its parameters."""
+        """Copy the mean into the parameters of a module of the same kind."""
         params = dict(module.named_parameters())
         for name, buffer in self.names.items():
             params[name].copy_(getattr(self, buffer))
