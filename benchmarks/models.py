@@ -45,9 +45,7 @@ def examples(only: list[str]) -> dict[str, Path]:
     paths = [path for path in sorted(EXAMPLES.glob("*.yaml")) if path.stem in only or not only]
     values = {path: yaml.safe_load(path.read_text()) for path in paths}
     return {
-        path.stem: path
-        for path, value in values.items()
-        if "model" in value and not value["data"]["type"].startswith("huggingface")
+        path.stem: path for path, value in values.items() if "model" in value and not value["data"].get("streaming")
     }
 
 

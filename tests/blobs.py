@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from isthmus.data.indexed import IndexedDataSet, Indices
+from isthmus.data.base import Positions
+from isthmus.data.sample_order import NumberedDataSet
 
 
 @dataclass
@@ -23,7 +24,7 @@ class Spots:
     def __len__(self) -> int:
         return self.size
 
-    def read(self, indices: Indices, seeds: Indices | None) -> dict[str, torch.Tensor]:
+    def read(self, indices: Positions, seeds: Positions | None) -> dict[str, torch.Tensor]:
         numbers = indices + self.first
         noise = np.stack([np.random.RandomState(number).uniform(-1, 1, 3) for number in numbers])
         centres = 0.25 + 0.5 * np.stack([numbers % 4 // 2, numbers % 2], axis=1) + 0.08 * noise[:, :2]
@@ -38,6 +39,6 @@ class Spots:
 class Blobs:
     """The data spec."""
 
-    def open(self, image_size: int) -> IndexedDataSet:
+    def open(self, image_size: int) -> NumberedDataSet:
         sizes = {"num_classes": 4, "num_channels": 1}
-        return IndexedDataSet(Spots(0, 512, image_size), Spots(512, 128, image_size), sizes)
+        return NumberedDataSet(Spots(0, 512, image_size), Spots(512, 128, image_size), sizes)

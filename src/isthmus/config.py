@@ -22,7 +22,7 @@ from torch import nn
 
 from isthmus.compress import COMPRESSORS
 from isthmus.core import SPLITS, Registry, SyncSchedule, UserError, nearest
-from isthmus.data import DATA
+from isthmus.data import DATA, current_spec
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES
 from isthmus.models import MODELS
 from isthmus.models.published_sizes import with_size
@@ -166,7 +166,7 @@ class RunConfig(Section):
     """Everything that a run depends on."""
 
     model: Annotated[Spec, BeforeValidator(_read_model)]
-    data: Annotated[Spec, _component(DATA, "data")]
+    data: Annotated[Spec, BeforeValidator(lambda spec: check(DATA, current_spec(spec), "data"))]
     inner: InnerConfig
     outer: OuterConfig
     train: TrainConfig

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from PIL import Image
 
 from isthmus.core import UserError
-from isthmus.data import DATA, OrderedBatches
+from isthmus.data import OrderedBatches
 from isthmus.data.images import Images
 from isthmus.models.resnet import ResNet
 from isthmus.recipes import load_config
@@ -228,7 +227,7 @@ def spoil(folder: Path) -> list[Path]:
     return train
 
 
-def test_a_file_that_cannot_be_read_is_named_counted_and_passed_over(folder, capsys):
+def test_a_file_that_cannot_be_read_is_named_counted_and_passed_over(folder, caplog):
     before = everything(open_images(folder).train)
     bad = spoil(folder)
     source = open_images(folder, max_bad_samples=3).train
@@ -239,7 +238,7 @@ def test_a_file_that_cannot_be_read_is_named_counted_and_passed_over(folder, cap
             replaced[number] = before["image"][number + 1]
         assert torch.equal(batch["image"], replaced)
         assert batch["label"][[3, 5, 7]].tolist() == before["label"][[4, 6, 8]].tolist()
-    lines = capsys.readouterr().err.splitlines()
+    lines = caplog.messages
     assert len(lines) == 3
     for path in bad:
         assert sum(f"'{path.parent.name}/{path.name}' cannot be read (" in line for line in lines) == 1
@@ -288,13 +287,6 @@ def test_bad_options_are_refused(folder):
     refused("max_bad_samples is -1", folder, max_bad_samples=-1)
 
 
-def test_a_missing_library_is_one_line(folder, monkeypatch):
-    for name, source in (("PIL", folder), ("sklearn.datasets", "digits")):
-        with monkeypatch.context() as without:
-            without.setitem(sys.modules, name, None)
-            refused(r"pip install 'isthmus\[vision\]'", source)
-
-
 def test_labels_out_of_the_models_range_are_refused():
     def open_for(*model: str):
         config = load_config(None, ["data.type=images", *model])
@@ -311,7 +303,3 @@ def test_text_models_have_no_use_for_images():
 
     with pytest.raises(UserError, match="images is for models with image_size, gpt_neox has none"):
         open_data(config, build_model_spec(config))
-
-
-def test_the_registered_name():
-    assert DATA.get("images") is Images

@@ -5,14 +5,13 @@ from itertools import islice
 
 import numpy as np
 import pytest
-import torch
 
 from isthmus.core import UserError
 from isthmus.data import LeasedBatches, LeasesExhausted, Ledger
 from isthmus.data.base import Batches, SampleOrder
 from isthmus.data.leased_batches import Rebase
 from isthmus.data.tokens import TokenDataSet
-from tests.data.numbers import Numbers
+from tests.data.number_order import Numbers
 
 
 def read(stream: LeasedBatches, num_batches: int) -> list[int]:
@@ -267,49 +266,14 @@ def test_every_window_comes_once_an_epoch_whoever_reads():
     assert sorted(starts) == sorted(samples.read(committed)["tokens"][:, 0].tolist())
 
 
-def test_the_order_of_the_windows_of_a_text():
-    samples = data_set_of(403).sample_order(seed=1)
-    assert samples.num_samples == 99
-    epochs = samples.read(np.arange(6 * 99))["tokens"].view(6, 99, 5)
-    assert epochs.dtype == torch.int64
-    assert torch.equal(epochs, epochs[..., :1] + torch.arange(5))
-    starts = epochs[..., 0]
-    lowest = starts.amin(1, keepdim=True)
-    assert torch.equal(starts.sort(1).values, lowest + 4 * torch.arange(99))  # every window once
-    assert len(lowest.unique()) > 1  # cut elsewhere in every epoch
-    assert len({tuple((row - row.min()).tolist()) for row in starts}) == 6
-    anywhere = np.array([400, 0, 98, 99, 7])
-    assert torch.equal(samples.read(anywhere)["tokens"], epochs.view(-1, 5)[anywhere])
-
-
-@pytest.mark.parametrize("num_tokens", [5, 6, 8, 9, 12, 13])
-def test_the_shortest_text_works(num_tokens):
-    tokens = data_set_of(num_tokens).sample_order().read(np.arange(50))["tokens"]
-    assert tokens.min() >= 0
-    assert tokens.max() < num_tokens
-    assert torch.equal(tokens, tokens[:, :1] + torch.arange(5))
-
-
-def test_the_fingerprint_tells_data_lengths_and_seeds_apart():
-    data = [
-        data_set_of(403).sample_order(),
-        data_set_of(403).sample_order(1),
-        data_set_of(404).sample_order(),
-        data_set_of(403, 5).sample_order(),
-    ]
-    data.append(TokenDataSet(np.arange(403) + 1, np.arange(403), 4, 404).sample_order())
-    assert len({samples.fingerprint for samples in data}) == 5
-    assert data_set_of(403).sample_order().fingerprint == data[0].fingerprint
-    narrow = TokenDataSet(np.arange(403).astype(np.uint16), np.arange(403), 4, 403)
-    assert narrow.sample_order().fingerprint == data[0].fingerprint  # the same samples, held in fewer bytes
-
-
 def test_other_data_is_refused():
     stream = LeasedBatches(data_set_of(403).sample_order(), "a", 3)
     with pytest.raises(UserError, match="give all workers the same data, sequence_length and seed"):
         stream.rebase(Ledger(data_set_of(404).sample_order().fingerprint))
     with pytest.raises(UserError, match="the saved position belongs to other data"):
         stream.load_state_dict(LeasedBatches(data_set_of(404).sample_order(), "a", 3).state_dict())
+    with pytest.raises(UserError, match="batch_size is 1000, and the data set has 99 training samples"):
+        LeasedBatches(data_set_of(403).sample_order(), "a", 1000)
     with pytest.raises(UserError, match="batch_size is 0"):
         LeasedBatches(Numbers(), "a", 0)
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from isthmus.data import LeasedBatches, Ledger
 from isthmus.data.leased_batches import Rebase
-from tests.data.numbers import Numbers
+from tests.data.number_order import Numbers
 
 NAMES = ["a", "b", "c", "d", "e"]
 BATCH_SIZES = {"a": 1, "b": 2, "c": 3, "d": 5, "e": 7}

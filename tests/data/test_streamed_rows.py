@@ -14,17 +14,16 @@ import yaml
 
 from isthmus.core import UserError
 from isthmus.core.flatten import flatten, unflatten
-from isthmus.data import LeasedBatches, open_batches
-from isthmus.data.deal import reassign_shards
-from isthmus.data.huggingface_images import HuggingFaceImages
-from isthmus.data.prefetch import PrefetchedBatches
+from isthmus.data import open_batches
+from isthmus.data.images import Images
+from isthmus.data.shards import reassign_shards
 from isthmus.data.streamed_rows import RowBatches, StreamedRows
+from isthmus.data.streaming import PrefetchedBatches
 from isthmus.models import MODELS
 from isthmus.recipes import load_config
 from isthmus.spec import build
 from isthmus.train.assemble import open_data
-from tests.data.drawn import NUM_ROWS, picture, table, unreadable, write
-from tests.data.test_streamed import Flaky
+from tests.data.image_tables import NUM_ROWS, picture, table, unreadable, write
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -46,7 +45,7 @@ def kept(num_files: int) -> Counter:
 
 def open_data_set(source, num_classes: int = NUM_ROWS, **options) -> StreamedRows:
     options = {"validation_fraction": 0.1, **options}
-    return HuggingFaceImages(str(source), streaming=True, **options).open(8, 3, num_classes)
+    return Images(str(source), streaming=True, **options).open(8, 3, num_classes)
 
 
 def read_until_end(stream, epoch: int) -> list[dict[str, torch.Tensor]]:
@@ -83,7 +82,7 @@ def test_workers_read_disjoint_rows_and_together_all_once_an_epoch(tmp_path, num
 def test_a_batch_has_the_form_of_one_on_disk(tmp_path):
     folder = write(tmp_path / "corpus", 2)
     batch = next(RowBatches(open_data_set(folder), 0, 5, 0, 1))
-    on_disk = HuggingFaceImages(str(folder)).open(8, 3, NUM_ROWS).train.read(np.arange(5), np.arange(5))
+    on_disk = Images(str(folder)).open(8, 3, NUM_ROWS).train.read(np.arange(5), np.arange(5))
     assert {name: (each.shape, each.dtype) for name, each in batch.items()} == {
         name: (each.shape, each.dtype) for name, each in on_disk.items()
     }
@@ -177,12 +176,12 @@ def test_validation_is_fixed_and_held_out(tmp_path):
     assert [batch["label"].tolist() for batch in batches] == [[0, 10], [20, 30], [40]]
     again = open_data_set(tmp_path / "corpus").validation(batch_size=7, num_samples=5)
     assert torch.equal(again[0]["image"], torch.cat([batch["image"] for batch in batches]))
-    on_disk = HuggingFaceImages(str(tmp_path / "corpus")).open(8, 3, NUM_ROWS).train
+    on_disk = Images(str(tmp_path / "corpus")).open(8, 3, NUM_ROWS).train
     (place,) = np.flatnonzero(on_disk.read(np.arange(len(on_disk)), None)["label"] == 10)
     assert torch.equal(again[0]["image"][1], on_disk.read(np.array([place]), None)["image"][0])
 
 
-def test_a_named_validation_split_holds_nothing_out(tmp_path, capsys):
+def test_a_named_validation_split_holds_nothing_out(tmp_path, caplog):
     folder = write(tmp_path / "corpus", 1)
     (folder / "0.parquet").rename(folder / "train.parquet")
     pq.write_table(table(range(3, 9), {4: {"image": None}}), folder / "validation.parquet")
@@ -190,36 +189,22 @@ def test_a_named_validation_split_holds_nothing_out(tmp_path, capsys):
     assert sorted(read_epoch(RowBatches(data_set, 0, 1, 0, 1))) == list(range(NUM_ROWS))
     (batch,) = data_set.validation(batch_size=4, num_samples=4)
     assert batch["label"].tolist() == [3, 5, 6, 7]
-    assert "'row 1 of shard 0" in capsys.readouterr().err
+    assert "'row 1 of shard 0" in caplog.text
 
 
-def test_a_damaged_row_is_named_and_passed_over_up_to_a_limit(tmp_path, capsys):
+def test_a_damaged_row_is_named_and_passed_over_up_to_a_limit(tmp_path, caplog):
     cut = {"bytes": picture(33)[:60], "path": None}
     changed = unreadable([7]) | {33: {"image": cut}, 34: {"image": None}, 35: {"label": -1}}
     folder = write(tmp_path / "corpus", 2, changed)
     stream = RowBatches(open_data_set(folder, max_bad_samples=4), 0, 1, 0, 1)
     for epoch in range(2):  # in the second they are known, and no longer counted
         assert Counter(read_epoch(stream, epoch)) == kept(2) - Counter(list(changed))
-    told = capsys.readouterr().err
+    told = caplog.text
     for row, why in {7: "it is no image", 33: "", 34: "it holds no file", 35: "its label is -1"}.items():
         assert f"'row {row} of shard 0 of {folder}' cannot be read ({why}" in told
     assert "4 of at most 4" in told
     with pytest.raises(UserError, match="the bad sample number 4: mend the data, or raise max_bad_samples"):
         next(RowBatches(open_data_set(folder, max_bad_samples=3), 0, NUM_ROWS, 0, 1))
-
-
-def test_a_source_that_fails_now_and_then_is_asked_again(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("isthmus.data.shards.PAUSES", (0.01, 0.01, 0.01))
-    monkeypatch.setattr(Flaky, "failing", set())
-    write(tmp_path / "corpus", 2, suffix="arrow")
-    data_set = open_data_set(f"flaky://{tmp_path}/corpus/*.arrow")
-    Flaky.reads = 0
-    order = read_epoch(RowBatches(data_set, 0, 1, 0, 1))
-    num_reads, Flaky.reads = Flaky.reads, 0
-    assert num_reads > 50
-    Flaky.failing = {num_reads // 4, num_reads // 2, num_reads * 3 // 4}
-    assert read_epoch(RowBatches(data_set, 0, 1, 0, 1)) == order
-    assert capsys.readouterr().err.count("the connection broke; asked again in 0.01 s") == 3
 
 
 def test_rows_that_are_all_bad_do_not_go_round_for_ever(tmp_path):
@@ -244,7 +229,7 @@ def test_classes_are_known_before_or_checked_as_they_come(tmp_path):
 
 
 def test_a_run_opens_it_with_what_its_model_says(tmp_path):
-    spec = {"type": "huggingface_images", "name": str(write(tmp_path / "corpus", 2)), "streaming": True}
+    spec = {"type": "images", "source": str(write(tmp_path / "corpus", 2)), "streaming": True}
     model = {"type": "resnet", "image_size": 16, "num_channels": 1, "num_classes": NUM_ROWS}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({"model": model, "data": spec}))
     run = load_config(tmp_path / "run.yaml")
@@ -252,21 +237,6 @@ def test_a_run_opens_it_with_what_its_model_says(tmp_path):
     assert next(stream)["image"].shape == (4, 1, 16, 16)
     assert stream.tokens_per_batch == 4
     stream.close()
-
-
-def test_workers_that_come_and_go_cannot_stream(tmp_path):
-    data_set = open_data_set(write(tmp_path / "corpus", 1))
-    with pytest.raises(UserError, match="set data.streaming to false, or outer.transport.type to torch_dist"):
-        LeasedBatches(data_set.sample_order(0), "a", 1)
-
-
-def test_a_position_in_other_data_is_refused(tmp_path):
-    data_set = open_data_set(write(tmp_path / "corpus", 2))
-    state = RowBatches(data_set, 0, 1, 0, 1).state_dict()
-    with pytest.raises(UserError, match="restore the data"):
-        RowBatches(data_set, 1, 1, 0, 1).load_state_dict(state)
-    with pytest.raises(UserError, match="restore the data"):
-        RowBatches(open_data_set(tmp_path / "corpus", validation_fraction=0.2), 0, 1, 0, 1).load_state_dict(state)
 
 
 def test_images_in_tar_files(tmp_path):

@@ -8,11 +8,11 @@ import torch
 
 from isthmus.core import UserError
 from isthmus.data import open_batches
-from isthmus.data.huggingface_speech import HuggingFaceSpeech
-from isthmus.data.speech import VOCABULARY
+from isthmus.data.speech import Speech
+from isthmus.data.speech_samples import VOCABULARY
 from isthmus.data.streamed_rows import RowBatches
-from tests.data import spoken
-from tests.data.spoken import RATE, ROWS, SIZE, flac, numbers, said, text_of, tone
+from tests.data import speech_tables
+from tests.data.speech_tables import RATE, ROWS, SIZE, flac, numbers, said, text_of, tone
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -25,11 +25,11 @@ def small_blocks(monkeypatch):
 
 @pytest.fixture
 def write(tmp_path):
-    return partial(spoken.write, tmp_path)
+    return partial(speech_tables.write, tmp_path)
 
 
 def open_data_set(path: str, **options):
-    return HuggingFaceSpeech(path, streaming=True, **{"validation_fraction": 0.1, **options}).open(RATE, SIZE)
+    return Speech(path, streaming=True, **{"validation_fraction": 0.1, **options}).open(RATE, SIZE)
 
 
 def long(number: int) -> dict:
@@ -38,7 +38,7 @@ def long(number: int) -> dict:
 
 def test_workers_hear_disjoint_recordings_with_their_texts_and_together_all(write):
     path = write()
-    data_set, on_disk = open_data_set(path), HuggingFaceSpeech(path).open(RATE, SIZE).train
+    data_set, on_disk = open_data_set(path), Speech(path).open(RATE, SIZE).train
     assert data_set.sizes == {"vocab_size": len(VOCABULARY)}
     sounds = on_disk.read(np.arange(len(on_disk)), None)
     known = dict(zip(numbers(sounds), sounds["audio"], strict=True))
@@ -81,29 +81,29 @@ def test_parts_of_long_recordings_follow_from_the_position(write):
         each.close()
 
 
-def test_recordings_too_long_for_their_texts_are_passed_over_and_counted(write, capsys):
+def test_recordings_too_long_for_their_texts_are_passed_over_and_counted(write, caplog):
     longer = (5, 6, 7, 23)
     stream = RowBatches(open_data_set(write({number: long(number) for number in longer})), 0, 32, 0, 1)
     for _ in range(2):  # in the second epoch they are known
         assert sorted(numbers(next(stream))) == sorted(set(range(ROWS)) - {0, 10, 20, 30, *longer})
-    told = capsys.readouterr().err.splitlines()
+    told = caplog.messages
     assert len(told) == 3
     assert f"is longer than {SIZE} samples and passed over, as its transcript would not fit: 1 so far" in told[0]
     assert "'row 23 of shard 0" in told[2]
     assert told[2].endswith("4 so far")
 
 
-def test_what_cannot_be_heard_or_has_no_text_is_named_and_passed_over(write, capsys):
+def test_what_cannot_be_heard_or_has_no_text_is_named_and_passed_over(write, caplog):
     cut = flac(tone(11))
     cut["bytes"] = cut["bytes"][:-500]
     bad = {3: {"audio": {"bytes": b"no sound", "path": None}}, 8: {"text": " "}, 9: {"audio": None}, 11: {"audio": cut}}
     path = write(bad)
     batch = next(RowBatches(open_data_set(path), 0, 32, 0, 1))
     assert sorted(numbers(batch)) == sorted(set(range(ROWS)) - {0, 10, 20, 30, *bad})
-    told = capsys.readouterr().err
+    told = caplog.text
     assert "'row 8 of shard 0 of" in told
-    assert "(it has no transcript): passed over" in told
-    assert "(it holds no file): passed over" in told
+    assert "(it has no transcript): it is passed over" in told
+    assert "(it holds no file): it is passed over" in told
     assert all(f"'row {number} of shard 0 of {path}' cannot be read" in told for number in bad)
     with pytest.raises(UserError, match="the bad sample number 4: mend the data, or raise max_bad_samples"):
         next(RowBatches(open_data_set(path, max_bad_samples=3), 0, 32, 0, 1))

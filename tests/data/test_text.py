@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from isthmus.core import UserError
-from isthmus.data import DATA, Text
+from isthmus.data import Text
 
 
 @pytest.fixture
@@ -74,6 +75,35 @@ def test_files_are_joined_in_order_with_a_zero_between(tmp_path):
     assert files == sorted(files)
 
 
+def test_a_tokenizer_reads_plain_text_too(tmp_path, tokenizer_folder):
+    for name in ("b", "a"):
+        (tmp_path / "text").mkdir(exist_ok=True)
+        (tmp_path / "text" / name).write_text("the dog sleeps " * 9)
+    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    ids = [*tokenizer.encode("the dog sleeps " * 9).ids, tokenizer.token_to_id("<end>")]
+    data_set = Text(str(tmp_path / "text"), tokenizer=str(tokenizer_folder)).open(sequence_length=4)
+    assert data_set.train.tolist() == data_set.held_out.tolist() == ids
+    assert data_set.sizes == {"vocab_size": tokenizer.get_vocab_size()}
+    one = Text(str(tmp_path / "text" / "a"), 0.3, tokenizer=str(tokenizer_folder)).open(sequence_length=4)
+    assert [*one.train, *one.held_out] == ids
+    assert len(one.train) == round(0.7 * len(ids))
+
+
+@pytest.mark.usefixtures("offline")
+def test_plain_text_is_streamed_line_by_line(tmp_path):
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("".join(f"{name[0]}{line:06d}\n" for line in range(30)))
+    data_set = Text(str(tmp_path), 0.1, streaming=True).open(sequence_length=8)
+    (batch,) = data_set.validation(9)
+    lines = batch["tokens"][:, :8].numpy().astype(np.uint8).tobytes().split(b"\0")[:-1]
+    assert lines == [b"a000000", b"a000010", b"a000020", b"b000000", b"b000010"]
+    batches = data_set.batches(0, 50, 0, 1)
+    lines = next(batches)["tokens"][:, :8].numpy().astype(np.uint8).tobytes().split(b"\0")[:-1]
+    batches.close()
+    assert len(set(lines)) == 50
+    assert not {b"a000010", b"b000000"} & set(lines)
+
+
 @pytest.mark.parametrize("inside_folder", [False, True])
 def test_a_single_file_is_split_by_position(tmp_path, inside_folder):
     data = np.random.default_rng(0).integers(0, 256, 1000, dtype=np.uint8)  # bytes need not be text
@@ -98,10 +128,6 @@ def test_stdlib_is_read_fast_and_without_its_tests():
     assert b"import torch" not in both
     again = Text().open(sequence_length=128)
     assert np.array_equal(data_set.train, again.train)
-
-
-def test_the_registered_name():
-    assert DATA.get("text") is Text
 
 
 def refused(source: Path | str, match: str, sequence_length: int = 4, **options: float) -> None:

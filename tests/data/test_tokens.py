@@ -20,16 +20,7 @@ def test_samples_are_windows_of_neighbouring_tokens():
     assert torch.equal(tokens, tokens[:, :1] + torch.arange(5))
 
 
-def test_every_window_comes_once_an_epoch():
-    samples = data_set_of(42).sample_order(seed=5)
-    epochs = [samples.read(9 * epoch + np.arange(9))["tokens"][:, 0].tolist() for epoch in range(6)]
-    for starts in epochs:
-        assert sorted(starts) == list(range(min(starts), min(starts) + 36, 4))
-    assert len({tuple(starts) for starts in epochs}) == 6
-    assert len({min(starts) for starts in epochs}) > 1  # windows are cut elsewhere in every epoch
-
-
-@pytest.mark.parametrize("num_tokens", [5, 6, 8, 9])
+@pytest.mark.parametrize("num_tokens", [5, 6, 8, 9, 12, 13])
 def test_the_shortest_data_works(num_tokens):
     tokens = data_set_of(num_tokens).sample_order().read(np.arange(40))["tokens"]
     assert tokens.max() < num_tokens
@@ -56,3 +47,32 @@ def test_validation_asked_for_too_much_gives_every_window():
 def test_bad_values_are_refused():
     with pytest.raises(UserError, match="a sequence of 128 tokens needs 129, the training data has 128"):
         data_set_of(128, sequence_length=128)
+
+
+def test_the_order_of_the_windows_of_a_text():
+    samples = data_set_of(403).sample_order(seed=1)
+    assert samples.num_samples == 99
+    epochs = samples.read(np.arange(6 * 99))["tokens"].view(6, 99, 5)
+    assert epochs.dtype == torch.int64
+    assert torch.equal(epochs, epochs[..., :1] + torch.arange(5))
+    starts = epochs[..., 0]
+    lowest = starts.amin(1, keepdim=True)
+    assert torch.equal(starts.sort(1).values, lowest + 4 * torch.arange(99))  # every window once
+    assert len(lowest.unique()) > 1  # cut elsewhere in every epoch
+    assert len({tuple((row - row.min()).tolist()) for row in starts}) == 6
+    anywhere = np.array([400, 0, 98, 99, 7])
+    assert torch.equal(samples.read(anywhere)["tokens"], epochs.view(-1, 5)[anywhere])
+
+
+def test_the_fingerprint_tells_data_lengths_and_seeds_apart():
+    data = [
+        data_set_of(403).sample_order(),
+        data_set_of(403).sample_order(1),
+        data_set_of(404).sample_order(),
+        data_set_of(403, 5).sample_order(),
+    ]
+    data.append(TokenDataSet(np.arange(403) + 1, np.arange(403), 4, 404).sample_order())
+    assert len({samples.fingerprint for samples in data}) == 5
+    assert data_set_of(403).sample_order().fingerprint == data[0].fingerprint
+    narrow = TokenDataSet(np.arange(403).astype(np.uint16), np.arange(403), 4, 403)
+    assert narrow.sample_order().fingerprint == data[0].fingerprint  # the same samples, held in fewer bytes

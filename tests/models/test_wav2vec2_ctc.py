@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import ctc_loss
 
 from isthmus.core import UserError
-from isthmus.data.speech import VOCABULARY, encode
+from isthmus.data.speech_samples import VOCABULARY, encode
 from isthmus.models.wav2vec2 import Wav2Vec2
 from isthmus.models.wav2vec2_ctc import Wav2Vec2CTC, decode, edit_distance
 from isthmus.train.evaluate import evaluate

@@ -1,7 +1,7 @@
 """The ledger moves on the communication thread; what is read follows when the sync is finished, on all ranks alike."""
 
 import pytest
-from tests.data.numbers import Numbers
+from tests.data.number_order import Numbers
 
 from isthmus.data import LeasedBatches, LeasesExhausted
 from isthmus.train.replicated_ledger import ReplicatedLedger

@@ -1,4 +1,4 @@
-"""The contract of data: a data_set is one endless line of training samples for all workers, and a validation set."""
+"""The contract of data: training samples in one endless order for all workers, and validation batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from isthmus.core.types import UserError
 from isthmus.inner.step import Batch
+
+Positions = npt.NDArray[np.int64]  # [batch], in an order of samples; also numbers of samples
 
 
 class Batches(Protocol):
@@ -16,19 +19,15 @@ class Batches(Protocol):
 
     @property
     def tokens_per_batch(self) -> int:
-        """Tokens a batch trains on; images or seconds of sound, where there are no tokens."""
+        """The tokens a batch trains on; images or seconds of sound, where there are no tokens."""
         ...
 
-    def __iter__(self) -> Self:
-        """Itself."""
-        ...
+    def __iter__(self) -> Self: ...
 
-    def __next__(self) -> Batch:
-        """The next batch; never ends."""
-        ...
+    def __next__(self) -> Batch: ...
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, as plain values."""
+        """Return the position, as plain values."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -37,25 +36,30 @@ class Batches(Protocol):
 
 
 class SampleOrder(Protocol):
-    """One endless line of samples, epoch after epoch, shuffled alike for all workers, who share it out."""
+    """All training samples in one endless order, epoch after epoch, alike for all workers, who share it out."""
 
     @property
     def fingerprint(self) -> str:
-        """Differs where a position stands for another sample: other data, sequence length or seed."""
+        """A text that differs where a position stands for another sample: other data, sequence length or seed."""
+        ...
+
+    @property
+    def num_samples(self) -> int:
+        """The samples of an epoch."""
         ...
 
     @property
     def tokens_per_sample(self) -> int:
-        """Tokens a sample trains on."""
+        """The tokens a sample trains on; 1 for an image, seconds of sound."""
         ...
 
-    def read(self, positions: npt.NDArray[np.int64]) -> Batch:
-        """The samples at these positions of the line ([batch], not negative), in their order."""
+    def read(self, positions: Positions) -> Batch:
+        """Return the samples at these positions of the order, which are not negative."""
         ...
 
 
 class DataSet(Protocol):
-    """Opened data."""
+    """Data that are opened: samples to train on and to evaluate with."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -63,21 +67,53 @@ class DataSet(Protocol):
         ...
 
     def sample_order(self, seed: int = 0) -> SampleOrder:
-        """All training samples, in the order that `seed` chooses."""
+        """Return all training samples, in the order that `seed` chooses."""
         ...
 
     def validation(self, batch_size: int, num_samples: int = 256) -> list[Batch]:
-        """A fixed set of batches, equal on all workers and in all runs, with at most `num_samples` samples."""
+        """Return a fixed set of batches, equal on all workers and in all runs, with at most `num_samples` samples."""
         ...
 
 
 class DataSpec(Protocol):
-    """A description of data: a frozen dataclass whose fields are its options."""
+    """A description of data: a frozen dataclass whose fields are its options.
+
+    One that also has a method `check_source` says with it, in a moment and without a model, what is missing: a
+    `UserError` for a folder that is not there, a library that is not installed, text in another encoding than UTF-8.
+    """
 
     @property
     def open(self) -> Callable[..., DataSet]:
-        """Finds and reads the data.
+        """The function that finds and reads the data.
 
         What its parameters name is asked of the model: `open(sequence_length)` fits a model with that option.
         """
         ...
+
+
+def check_source(spec: DataSpec) -> None:
+    """Refuse data that are not there, as far as that shows without reading them; before workers are started, say."""
+    check = getattr(spec, "check_source", None)
+    if check is not None:
+        check()
+
+
+def check_options(spec: Any) -> None:
+    """Refuse a `validation_fraction`, and where there is one a `smallest_crop` or `max_bad_samples`, out of range."""
+    if not 0 < spec.validation_fraction < 1:
+        raise UserError(f"data: validation_fraction is {spec.validation_fraction}; choose one between 0 and 1")
+    if not 0 < getattr(spec, "smallest_crop", 1) <= 1:
+        raise UserError(f"data: smallest_crop is {spec.smallest_crop}; choose one above 0 and at most 1")
+    if getattr(spec, "max_bad_samples", 0) < 0:
+        raise UserError(f"data: max_bad_samples is {spec.max_bad_samples}; choose at least 0")
+
+
+def check_batch_size(batch_size: int, num_samples: int | None = None) -> None:
+    """Refuse a batch without samples, or with more than there are (None: nobody knows)."""
+    if batch_size < 1:
+        raise UserError(f"data: batch_size is {batch_size}; choose at least 1")
+    if num_samples is not None and batch_size > num_samples:
+        raise UserError(
+            f"inner.batch_size is {batch_size}, and the data set has {num_samples} training samples: "
+            "lower it, or give more data"
+        )

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from isthmus.core.types import UserError
-from isthmus.data.base import SampleOrder
+from isthmus.data.base import SampleOrder, check_batch_size
 from isthmus.data.ledger import MAX_DEMAND, Ledger, Proposal, WorkerLeases, cut, join, length
 from isthmus.inner.step import Batch
 
@@ -52,8 +52,7 @@ class LeasedBatches:
     """
 
     def __init__(self, order: SampleOrder, worker: str, batch_size: int) -> None:
-        if batch_size < 1:
-            raise UserError(f"data: batch_size is {batch_size}; choose at least 1")
+        check_batch_size(batch_size, order.num_samples)
         self.tokens_per_batch = batch_size * order.tokens_per_sample
         self.order = order
         self.worker = worker

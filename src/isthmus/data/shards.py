@@ -1,24 +1,70 @@
-"""The shards of a streamed data set, each read in order from any row on, over a source that may fail now and then."""
+"""The shards of a streamed data set: who reads which, and their rows in order, over a source that may fail at times."""
 
 from __future__ import annotations
 
-import sys
+import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any, NamedTuple
 
-from isthmus.data.bad import ErrorBudget
-from isthmus.data.retry import PAUSES, first_line, is_passing
+import numpy as np
+import torch
 
-Read = Callable[[dict[str, Any], str], Any]  # (columns of a row, its place) -> what it holds
+from isthmus.data.errors import PAUSES, ErrorBudget, first_line, is_passing
+from isthmus.data.shuffle import permute
+
+_log = logging.getLogger(__name__)
+
+Read = Callable[[dict[str, Any], str], Any]  # (columns of a row, the row's name) -> what it holds
+
+# {"epoch", "shard", "part", "parts", "position", "taken"}: every parts-th row of a shard, not yet read to its end; what
+# is left begins at the position, but for the rows with the numbers `taken`
+ShardPart = dict[str, Any]
+
+
+def assign_shards(num_shards: int, seed: int, epoch: int, worker: int, num_workers: int) -> list[ShardPart]:
+    """Return one worker's parts of an epoch, in the order in which it reads them; disjoint, and together everything.
+
+    A part is a whole shard where every worker can have one; else every k-th row of a shard, which then k workers read.
+    """
+    parts = -(-num_workers // num_shards)
+    size = num_shards * parts
+    mine = permute(np.arange(size), size, f"{seed}/{epoch}/shards")[worker::num_workers].tolist()
+    return [
+        {"epoch": epoch, "shard": i // parts, "part": i % parts, "parts": parts, "position": None, "taken": []}
+        for i in mine
+    ]
+
+
+def reassign_shards(states: list[dict[str, Any]], num_workers: int) -> list[dict[str, Any]]:
+    """Return positions for another number of workers. Together they stand where the former ones stood.
+
+    What is unread of the epochs that were begun is shared out. Who then has nothing begins the next epoch.
+
+    Args:
+        states: of the batches of all workers, in the workers' order, saved after the same step.
+        num_workers: from now on.
+
+    Returns:
+        One state for each worker.
+    """
+    first, latest = states[0], max(state["epoch"] for state in states)
+    num_shards, seed = first["num_shards"], first["seed"]
+    pieces = [piece for state in states for piece in state["pieces"]]
+    for worker, state in enumerate(states):  # who was behind had the rest of these epochs still to come
+        for epoch in range(state["epoch"] + 1, latest + 1):
+            pieces += assign_shards(num_shards, seed, epoch, worker, len(states))
+    return [
+        {**first, "epoch": latest, "pieces": pieces[worker::num_workers], **_tokens(states, worker, num_workers)}
+        for worker in range(num_workers)
+    ]
 
 
 class Row(NamedTuple):
-    """One row."""
+    """One row of a shard."""
 
     number: int  # in its shard
-    place: str  # for messages
+    name: str  # for messages
     value: Any  # what it holds
 
 
@@ -28,69 +74,71 @@ class Shards:
     Args:
         dataset: of any columns.
         read: what a row holds, or None where it is passed over; raises TypeError or OSError where it does not hold what
-            it must. The row's place is for its messages.
+            it must. The row's name is for its messages.
         name: of the data, for messages.
-        bad: where shards go that cannot be read to their end, and rows that `read` refuses; they are passed over.
+        budget: where shards go that cannot be read to their end, and rows that `read` refuses; they are passed over.
     """
 
-    def __init__(self, dataset: Any, read: Read, name: str, bad: ErrorBudget) -> None:
-        self._dataset, self._read, self._name, self._bad = dataset, read, name, bad
+    def __init__(self, dataset: Any, read: Read, name: str, budget: ErrorBudget) -> None:
+        self._dataset, self._read, self._name, self._budget = dataset, read, name, budget
         self.num_shards: int = dataset.num_shards
         self.features = dataset.features  # of its columns, by name; None where they are not known before reading
 
     def open(self, number: int, position: dict[str, Any] | None = None) -> ShardRows:
-        """The rows of a shard, from a position on."""
-        shard = self._dataset.shard(num_shards=self.num_shards, index=number)
-        return ShardRows(shard, self._read, f"shard {number} of {self._name}", self._bad, position)
+        """Return the rows of a shard, from a position on."""
+        return ShardRows(self._shard(number), self._read, self._name_of(number), self._budget, position)
 
     def columns(self) -> list[str]:
-        """The names of the columns of the first row; none where there is no row."""
+        """Return the names of the columns of the first row; none where there is no row."""
         for number in range(self.num_shards):
-            shard = self._dataset.shard(num_shards=self.num_shards, index=number)
-            for row in _patiently(shard, f"shard {number} of {self._name}", self._bad):
+            for row in _patiently(self._shard(number), self._name_of(number), self._budget):
                 return list(row)
         return []
 
+    def _shard(self, number: int) -> Any:
+        return self._dataset.shard(num_shards=self.num_shards, index=number)
+
+    def _name_of(self, number: int) -> str:
+        return f"shard {number} of {self._name}"
+
 
 class ShardRows:
-    """The rows of one shard: an iterator with an exact position."""
+    """The rows of one shard that hold something: an iterator with an exact position."""
 
     def __init__(
-        self, shard: Any, read: Read, name: str, bad: ErrorBudget, position: dict[str, Any] | None = None
+        self, shard: Any, read: Read, name: str, budget: ErrorBudget, position: dict[str, Any] | None = None
     ) -> None:
-        self._shard, self._read, self._name, self._bad = shard, read, name, bad
+        self._shard, self._read, self._name, self._budget = shard, read, name, budget
         self._num_rows, self._position = 0, position
         if position is not None:
             self._num_rows = position["rows"]
             shard.load_state_dict(position["dataset"])
-        self._rows = _patiently(shard, name, bad, self._num_rows)
+        self._rows = _patiently(shard, name, budget, self._num_rows)
 
     def __iter__(self) -> Iterator[Row]:
-        """Itself."""
         return self
 
     def __next__(self) -> Row:
-        """The next row that holds something."""
         while True:
             columns = next(self._rows)
             number, self._num_rows, self._position = self._num_rows, self._num_rows + 1, None
-            place = f"row {number} of {self._name}"
+            name = f"row {number} of {self._name}"
             try:
-                value = self._read(columns, place)
+                value = self._read(columns, name)
             except (TypeError, OSError) as error:
-                self._bad.add(place, error)
+                self._budget.add(name, error)
                 continue
             if value is not None:
-                return Row(number, place, value)
+                return Row(number, name, value)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The position after the last row, as plain values; None at the beginning."""
+        """Return the position after the last row, as plain values; None at the beginning."""
         if self._num_rows == 0 or self._position is not None:
             return self._position
         return {"rows": self._num_rows, "dataset": self._shard.state_dict()}
 
 
-def _patiently(shard: Any, name: str, bad: ErrorBudget, num_rows: int = 0) -> Iterator[dict[str, Any]]:
+def _patiently(shard: Any, name: str, budget: ErrorBudget, num_rows: int = 0) -> Iterator[dict[str, Any]]:
     """The rows of a shard. A source that fails for a moment is asked again, from the row where it failed."""
     failures = 0
     while True:
@@ -100,13 +148,24 @@ def _patiently(shard: Any, name: str, bad: ErrorBudget, num_rows: int = 0) -> It
                 yield row
         except Exception as error:  # file systems and readers raise whatever their libraries raise
             if failures == len(PAUSES) or not is_passing(error):
-                bad.add(f"{name} from row {num_rows} on", error)
+                budget.add(f"{name} from row {num_rows} on", error)
                 return
             pause, failures = PAUSES[failures], failures + 1
-            with suppress(OSError):  # the log's disk is full
-                print(f"data: {name}: {first_line(error)}; asked again in {pause:g} s", file=sys.stderr, flush=True)
+            _log.warning("data: %s failed (%s): it is asked again in %g s", name, first_line(error), pause)
             time.sleep(pause)
             if num_rows:
                 shard.load_state_dict(shard.state_dict())
         else:
             return
+
+
+def _tokens(states: list[dict[str, Any]], worker: int, num_workers: int) -> dict[str, torch.Tensor]:
+    """A worker's share of the text that was read and not yet taken; nothing where positions go back to the rows."""
+    if "windows" not in states[0]:
+        return {}
+    windows = torch.cat([state["windows"] for state in states])
+    rests = [state["rest"] for state in states]
+    return {
+        "windows": windows[worker::num_workers].contiguous(),
+        "rest": torch.cat([windows.new_empty(0), *rests[worker::num_workers]]),
+    }

@@ -1,167 +1,190 @@
-"""Speech: spoken digits made on the spot, or recordings in a folder, with or without what was said."""
+"""Speech: folders of recordings, tables, data sets by name, digits made on the spot; with or without what was said."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
-
-import numpy as np
-import torch
+from typing import Any
 
 from isthmus.core.types import UserError
-from isthmus.data.bad import ErrorBudget
-from isthmus.data.formants import Sound
-from isthmus.data.indexed import IndexedDataSet, Indices
-from isthmus.data.made_speech import SPEAKERS, MadeRecordings, choose_maker
-from isthmus.data.options import check_options
-from isthmus.data.recordings import FoundRecordings, find_recordings, split, without_longer
-from isthmus.data.split import held_out
-from isthmus.inner.step import Batch
+from isthmus.data.base import check_options
+from isthmus.data.errors import ErrorBudget
+from isthmus.data.sample_order import NumberedDataSet
+from isthmus.data.shards import Shards
+from isthmus.data.source import Source, cannot_stream, check_tables, find_sources, has_rows, list_files, require
+from isthmus.data.speech_files import (
+    SUFFIXES,
+    SpeechFile,
+    SpeechFiles,
+    as_transcript,
+    check_rate,
+    find_speech,
+    without_longer,
+)
+from isthmus.data.speech_samples import (
+    VOCABULARY,
+    NumberedSpeech,
+    SpeechRows,
+    header_in,
+    sound_in,
+    speech_data_set,
+)
+from isthmus.data.spoken_digits import SPEAKERS, SpokenDigits, check_maker, choose_maker
+from isthmus.data.streamed_rows import StreamedRows
+from isthmus.data.streaming import open_splits
+from isthmus.data.tables import check_column, check_kind, load_files, load_splits, map_once
+from isthmus.data.validation import RowNumbers, held_out_names, own_parts
 
-# of wav2vec 2.0's published models: a letter's number is its place
-VOCABULARY = ("<pad>", "<s>", "</s>", "<unk>", "|", *"ETAONIHSRDLUMWCFGYPBVK'XJQZ")
-_NUMBERS = {letter: number for number, letter in enumerate(VOCABULARY)} | {" ": VOCABULARY.index("|")}
-_UNKNOWN, _NO_LETTER = VOCABULARY.index("<unk>"), -100
 _MADE = ("made", "espeak", "formants")
-
-
-class Recordings(Protocol):
-    """Recordings by number."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Differs where a number stands for another recording."""
-        ...
-
-    def __len__(self) -> int:
-        """How many there are."""
-        ...
-
-    def longest_text(self) -> int:
-        """Letters of the longest text."""
-        ...
-
-    def hear(self, index: int, seed: int | None) -> tuple[Sound, str]:
-        """What is heard ([at most num_samples] float32) and what is said; the seed decides what is random about it."""
-        ...
+_NUM_THREADS = 8  # that decode
 
 
 @dataclass(frozen=True)
 class Speech:
     """Recordings, all cut or padded to the model's `num_samples`, with zero mean and unit variance.
 
-    Recordings are split by speaker where that is known (LibriSpeech's layout, spoken digits), else by file: a hash of
-    the name says on which side one lies.
+    A folder holds FLAC and WAV files at any depth, texts beside them. Tables (Parquet, Arrow, tar files) and data sets
+    of the Hub hold a recording in every row. Every header is looked into once; of tables the cache of `datasets`
+    remembers them. `validation` says what is held out.
 
-    Attributes:
-        source: a folder of FLAC and WAV files; or "made": digits spoken by espeak-ng where that is installed, else by
-            formant synthesis; or "espeak" or "formants", to have the same everywhere.
-        transcripts: read what was said, and leave out recordings that are longer than `num_samples`, whose texts would
-            be wrong; without, of a longer one a random part is taken every time.
-        validation_fraction: about how much is kept for validation.
-        max_bad_samples: files that cannot be used, and are skipped, before that is an error.
+    Streamed (for workers that are always the same) every worker reads its own shards, or its own rows where there are
+    fewer shards than workers. Texts are padded to the longest of their batch.
     """
 
-    source: str = "made"
-    transcripts: bool = True
-    validation_fraction: float = 0.05
-    max_bad_samples: int = 10
+    source: str = "made"  # a folder, files ("data/*.parquet"), their address, a name on the Hub; or "made": digits
+    # spoken by espeak-ng where that is installed, else by formants; or "espeak", "formants": the same everywhere
+    transcripts: bool = True  # read what was said, and leave out recordings that are longer than a sample; without, of
+    # a longer one a random part is heard every time
+    validation_fraction: float = 0.05  # where the data keep nothing for validation themselves
+    max_bad_samples: int = 10  # recordings that cannot be used: passed over; one more ends the run
+    streaming: bool = False  # tables and data sets by name
+    audio_column: str = "audio"  # of tables
+    text_column: str = "text"  # of tables
+    config: str | None = None  # of a data set on the Hub
+    split: str = "train"  # of tables, also a part of one: "train[:1%]"
+    validation_split: str | None = None  # of tables
 
     def __post_init__(self) -> None:
         check_options(self)
 
-    def open(self, sample_rate: int, num_samples: int) -> IndexedDataSet:
-        """Find the recordings, and look into each one's header."""
-        sides = self._made(sample_rate, num_samples) if self.source in _MADE else self._found(sample_rate, num_samples)
-        return data_set_of(sides, sample_rate, num_samples, self.transcripts)
-
-    def _made(self, sample_rate: int, num_samples: int) -> list[Recordings]:
-        maker = choose_maker(self.source)
-        kept = held_out(map(str, SPEAKERS), self.validation_fraction)
-        sides = ([each for each in SPEAKERS if (str(each) in kept) == side] for side in (False, True))
-        return [MadeRecordings(maker, speakers, sample_rate, num_samples) for speakers in sides]
-
-    def _found(self, sample_rate: int, num_samples: int) -> list[Recordings]:
-        root, bad = Path(self.source).expanduser(), ErrorBudget(self.max_bad_samples)
-        if not root.is_dir():
-            raise UserError(f"data: {self.source!r} is no folder; give one with recordings, or made")
+    def check_source(self) -> None:
+        """Refuse recordings that are not there, and libraries that are not installed, without reading a recording."""
+        if self.streaming and not self._has_rows:
+            raise cannot_stream(self.source)
+        if self.source in _MADE:
+            check_maker(self.source)
+            return
+        require("soundfile", "speech", "recordings are read by soundfile")
         try:
-            found = find_recordings(root, sample_rate, bad, self.transcripts)
+            if self._has_rows:
+                check_tables(self)
+                return
+            root = Path(self.source).expanduser()
+            if not root.is_dir():
+                raise UserError(f"data: {self.source!r} is no folder; give one with recordings, or made")
+            if not any(path.suffix.lower() in SUFFIXES for path in list_files(root)):
+                raise UserError(f"data: there are no FLAC or WAV files in {str(root)!r}; give a folder of recordings")
+        except OSError as error:
+            raise UserError(f"data: cannot read {error.filename!r}: {error.strerror}") from error
+
+    def open(self, sample_rate: int, num_samples: int) -> NumberedDataSet | StreamedRows:
+        """Find the recordings and, where they are not streamed, look into each one's header."""
+        self.check_source()
+        budget = ErrorBudget(self.max_bad_samples)
+        if self._has_rows and self.streaming:
+            return self._open_streamed(*find_sources(self), sample_rate, num_samples, budget)
+        splits: list[Any]
+        if self._has_rows:
+            splits = self._rows(*find_sources(self), sample_rate, num_samples, budget)
+        elif self.source in _MADE:
+            splits = self._digits(sample_rate, num_samples)
+        else:
+            splits = self._folder(sample_rate, num_samples, budget)
+        return speech_data_set(splits, sample_rate, num_samples, self.transcripts)
+
+    @property
+    def _has_rows(self) -> bool:
+        """Whether recordings lie in the rows of tables rather than in files of their own."""
+        return self.source not in _MADE and has_rows(self.source, SUFFIXES)
+
+    def _digits(self, sample_rate: int, num_samples: int) -> list[NumberedSpeech]:
+        maker = choose_maker(self.source)
+        kept = held_out_names(map(str, SPEAKERS), self.validation_fraction)
+        splits = ([each for each in SPEAKERS if (str(each) in kept) == side] for side in (False, True))
+        return [SpokenDigits(maker, speakers, sample_rate, num_samples) for speakers in splits]
+
+    def _folder(self, sample_rate: int, num_samples: int, budget: ErrorBudget) -> list[NumberedSpeech]:
+        root = Path(self.source).expanduser()
+        try:
+            found = find_speech(root, sample_rate, budget, self.transcripts)
         except OSError as error:
             raise UserError(f"data: cannot read {error.filename!r}: {error.strerror}") from error
         usable = without_longer(found, num_samples) if self.transcripts else found
-        return [FoundRecordings(side, num_samples, bad) for side in split(usable, self.validation_fraction)]
+        return [SpeechFiles(split, num_samples, budget) for split in self._split(usable, own_parts(root))]
 
+    def _split(self, found: list[SpeechFile], own: tuple[str, str] | None) -> list[list[SpeechFile]]:
+        """Recordings to train on and to evaluate with; no speaker is on both sides."""
+        if own is not None:
+            return [[each for each in found if each.name.startswith(f"{part}/")] for part in own]
+        kept = held_out_names({each.speaker for each in found}, self.validation_fraction) if found else set()
+        return [[each for each in found if (each.speaker in kept) == side] for side in (False, True)]
 
-def data_set_of(sides: Sequence[Recordings], sample_rate: int, num_samples: int, transcripts: bool) -> IndexedDataSet:
-    """Recordings to train on and to evaluate with, as batches for a model; with what is said where it is asked for."""
-    longest = max(side.longest_text() for side in sides) if transcripts else None
-    train, validation = (SpeechSamples(side, sample_rate, num_samples, longest) for side in sides)
-    return IndexedDataSet(train, validation, {"vocab_size": len(VOCABULARY)} if transcripts else {})
+    def _rows(
+        self, source: Source, held_out: Source | None, sample_rate: int, num_samples: int, budget: ErrorBudget
+    ) -> list[NumberedSpeech]:
+        splits = list[NumberedSpeech]()
+        for dataset, rows in load_splits(source, held_out, self.validation_fraction, budget):
+            sounds = self._sounds(dataset)
+            found = self._recordings(dataset, sounds, rows, sample_rate, budget)
+            usable = without_longer(found, num_samples) if self.transcripts else found
+            splits.append(SpeechFiles(usable, num_samples, budget, self._loader(sounds)))
+        return splits
 
+    def _open_streamed(
+        self, source: Source, held_out: Source | None, sample_rate: int, num_samples: int, budget: ErrorBudget
+    ) -> StreamedRows:
+        columns = {"audio_column": self.audio_column} | ({"text_column": self.text_column} if self.transcripts else {})
+        reader = SpeechRows(self.audio_column, columns.get("text_column"), sample_rate, num_samples)
 
-class SpeechSamples:
-    """Recordings as samples of one shape.
+        def load_shards(source: Source) -> Shards:
+            return Shards(load_files(source, columns, "Audio", budget), reader.hold, source.name, budget)
 
-    Args:
-        recordings: by number.
-        sample_rate: in Hz.
-        num_samples: that every recording is cut or padded to.
-        longest_text: letters that every text is padded to; None leaves texts out.
-    """
+        splits = open_splits(source, held_out, self.validation_fraction, load_shards)
+        sizes = {"vocab_size": len(VOCABULARY)} if self.transcripts else {}
+        return StreamedRows(splits, reader, sizes, budget, ThreadPoolExecutor(_NUM_THREADS, "speech").map)
 
-    def __init__(
-        self, recordings: Recordings, sample_rate: int, num_samples: int, longest_text: int | None = None
-    ) -> None:
-        self._recordings, self._num_samples, self._longest_text = recordings, num_samples, longest_text
-        self.tokens_per_sample = seconds(num_samples, sample_rate)
-        self.fingerprint = f"{recordings.fingerprint} {longest_text}"
+    def _sounds(self, dataset: Any) -> Any:
+        """The column of sound alone, as the bytes of its files."""
+        from datasets import Audio
 
-    def __len__(self) -> int:
-        """How many recordings there are."""
-        return len(self._recordings)
+        check_column(self.source, "audio_column", self.audio_column, dataset.column_names)
+        check_kind(self.source, "audio_column", self.audio_column, dataset.features[self.audio_column], "Audio")
+        return dataset.select_columns([self.audio_column]).cast_column(self.audio_column, Audio(decode=False))
 
-    def read(self, indices: Indices, seeds: Indices | None) -> Batch:
-        """The sound, how much of it is no padding, and what is said: see `batch_of`."""
-        chosen = [None] * len(indices) if seeds is None else seeds.tolist()
-        heard = [self._recordings.hear(index, seed) for index, seed in zip(indices.tolist(), chosen, strict=True)]
-        return batch_of(heard, self._num_samples, self._longest_text)
+    def _recordings(
+        self, dataset: Any, sounds: Any, rows: RowNumbers, sample_rate: int, budget: ErrorBudget
+    ) -> list[SpeechFile]:
+        from datasets import Value
 
+        features = {"num_samples": Value("int64"), "rate": Value("int64"), "problem": Value("string")}
+        headers = map_once(sounds, header_in, [self.audio_column], [], features, "looking into recordings")[:]
+        texts = self._texts(dataset) if self.transcripts else None
+        recordings = []
+        for row in rows.tolist():
+            place, problem = f"row {row} of {dataset.split}", headers["problem"][row]
+            text = "" if texts is None else as_transcript(texts[row])
+            if problem or (texts is not None and not text):
+                budget.add(place, OSError(problem or "it has no transcript"))
+                continue
+            check_rate(place, headers["rate"][row], sample_rate)
+            recordings.append(SpeechFile(place, place, place, headers["num_samples"][row], text))
+        return recordings
 
-def seconds(num_samples: int, sample_rate: int) -> int:
-    """What a sample counts for."""
-    return max(1, round(num_samples / sample_rate))
+    def _loader(self, sounds: Any) -> Any:
+        return lambda place: sound_in(sounds[int(place.split()[1])][self.audio_column])
 
-
-def batch_of(heard: Sequence[tuple[Sound, str]], num_samples: int, longest_text: int | None) -> Batch:
-    """What is heard and said, in one shape.
-
-    Args:
-        heard: sounds ([at most num_samples] float32), and what is said.
-        num_samples: that every sound is padded to.
-        longest_text: letters that every text is padded to; None leaves texts out.
-
-    Returns:
-        {"audio": [batch, num_samples] float32, "length": [batch] int64, of what is no padding} and, where texts are
-        asked for, {"text": [batch, longest_text] int64}, numbers of letters padded with -100.
-    """
-    audio = torch.zeros(len(heard), num_samples)
-    text = torch.full((len(heard), longest_text or 0), _NO_LETTER)
-    for row, (sound, said) in enumerate(heard):
-        audio[row, : len(sound)] = torch.from_numpy(normalised(sound))
-        if longest_text is not None:
-            text[row, : len(said)] = torch.tensor(encode(said))
-    batch = {"audio": audio, "length": torch.tensor([len(sound) for sound, _ in heard])}
-    return batch if longest_text is None else batch | {"text": text}
-
-
-def normalised(sound: Sound) -> Sound:
-    """Zero mean and unit variance, as published."""
-    return (sound - sound.mean()) / np.sqrt(sound.var() + np.float32(1e-7))
-
-
-def encode(text: str) -> list[int]:
-    """Numbers of the letters, which are upper case; what has none is `<unk>`."""
-    return [_NUMBERS.get(letter, _UNKNOWN) for letter in text]
+    def _texts(self, dataset: Any) -> list[Any]:
+        check_column(self.source, "text_column", self.text_column, dataset.column_names)
+        texts: list[Any] = dataset.select_columns([self.text_column])[:][self.text_column]
+        return texts

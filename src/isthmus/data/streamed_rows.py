@@ -8,20 +8,20 @@ from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from isthmus.core.types import UserError
-from isthmus.data.bad import ErrorBudget
-from isthmus.data.prefetch import PrefetchedBatches
+from isthmus.data.errors import ErrorBudget
 from isthmus.data.shards import Row
 from isthmus.data.shuffle import derive, permute
-from isthmus.data.streamed import StreamedBatches, StreamedDataSet
+from isthmus.data.streaming import PrefetchedBatches, StreamedBatches, StreamedDataSet
 from isthmus.inner.step import Batch
 
 _BLOCK_ROWS = 256  # that are shuffled together: what is kept in memory, as files
 _AHEAD = 2  # batches, which are large
 
 
-class Reader(Protocol):
+class RowReader(Protocol):
     """What a row must hold, and how it becomes a sample."""
 
     @property
@@ -31,20 +31,20 @@ class Reader(Protocol):
 
     @property
     def form(self) -> tuple[object, ...]:
-        """Which columns are read, and on what else depends which rows become samples."""
+        """The columns that are read, and what else decides which rows become samples."""
         ...
 
-    def hold(self, columns: dict[str, Any], place: str) -> Any:
-        """What is kept of a row until its turn comes; None where it is passed over.
+    def hold(self, columns: dict[str, Any], name: str) -> Any:
+        """Return what is kept of a row until its turn comes; None where it is passed over.
 
         Raises:
             TypeError, OSError: it does not hold what it must.
-            UserError: it does not fit the model; the line names its place.
+            UserError: it does not fit the model; the line names the row.
         """
         ...
 
     def decode(self, held: Any, seed: int | None) -> Any:
-        """The sample; the seed decides what is random about it. May be called by several threads.
+        """Return the sample; the seed decides what is random about it. May be called by several threads.
 
         Raises:
             Exception: whatever libraries raise for a damaged file.
@@ -52,7 +52,7 @@ class Reader(Protocol):
         ...
 
     def batch(self, samples: list[Any]) -> Batch:
-        """SampleOrder, at least one, in one batch."""
+        """Return samples, at least one, in one batch."""
         ...
 
 
@@ -61,40 +61,40 @@ class StreamedRows(StreamedDataSet):
     """Samples of which each is a row.
 
     Attributes:
-        sides: the rows, as `reader.hold` keeps them.
+        splits: the rows, as `reader.hold` keeps them.
         reader: makes samples of them.
         known_sizes: what a model must have at least, as far as it is known before reading.
-        bad: where rows go that cannot be decoded; they are passed over.
-        each: the `map` of a pool of threads.
+        budget: where rows go that cannot be decoded; they are passed over.
+        map: a `map`, perhaps that of a pool of threads.
     """
 
-    reader: Reader
+    reader: RowReader
     known_sizes: dict[str, int]
-    bad: ErrorBudget
-    each: Callable[..., Iterable[Any]]
+    budget: ErrorBudget
+    map: Callable[..., Iterable[Any]]
 
     @property
+    @override
     def sizes(self) -> dict[str, int]:
-        """What a model must have at least."""
         return self.known_sizes
 
     @property
+    @override
     def tokens_per_sample(self) -> int:
-        """What a sample counts for."""
         return self.reader.tokens_per_sample
 
     @property
+    @override
     def form(self) -> tuple[object, ...]:
-        """Of samples: the reader's, and how many rows of a position are shuffled together."""
         return *self.reader.form, _BLOCK_ROWS
 
-    def stream(self, seed: int, batch_size: int, worker: int, num_workers: int) -> PrefetchedBatches:
-        """Worker `worker`'s batches, read ahead."""
+    @override
+    def batches(self, seed: int, batch_size: int, worker: int, num_workers: int) -> PrefetchedBatches:
         return PrefetchedBatches(RowBatches(self, seed, batch_size, worker, num_workers), _AHEAD)
 
+    @override
     def validation(self, batch_size: int, num_samples: int = 256) -> list[Batch]:
-        """The first samples of the validation data, without anything random."""
-        rows, samples = self.sides.held_out_rows(), list[Any]()
+        rows, samples = self.splits.held_out_rows(), list[Any]()
         while some := list(islice(rows, num_samples - len(samples))):
             samples += self.decode(some, [None] * len(some))
         if not samples:
@@ -102,8 +102,8 @@ class StreamedRows(StreamedDataSet):
         return [self.reader.batch(samples[i : i + batch_size]) for i in range(0, len(samples), batch_size)]
 
     def decode(self, rows: list[Row], seeds: list[int] | list[None]) -> list[Any]:
-        """The samples of rows, in their order, without those that are damaged."""
-        return [sample for sample in self.each(self._decode, rows, seeds) if sample is not None]
+        """Return the samples of rows, in their order, without those that are damaged."""
+        return [sample for sample in self.map(self._decode, rows, seeds) if sample is not None]
 
     def _decode(self, row: Row, seed: int | None) -> Any:
         try:
@@ -111,7 +111,7 @@ class StreamedRows(StreamedDataSet):
         except UserError:
             raise
         except Exception as error:  # Pillow raises nearly anything for a damaged file
-            self.bad.add(row.place, error)
+            self.budget.add(row.name, error)
             return None
 
 
@@ -127,11 +127,12 @@ class RowBatches(StreamedBatches):
 
     def __init__(self, data_set: StreamedRows, seed: int, batch_size: int, worker: int, num_workers: int) -> None:
         super().__init__(data_set, seed, batch_size, worker, num_workers)
-        self._corpus = data_set
+        self._data_set = data_set
         self._block: list[Row] = []  # what is not taken of it, in its order
 
+    @override
     def __next__(self) -> Batch:
-        """The next batch; one may join the ends of pieces and epochs."""
+        self._epochs_of_batch = 0
         samples: list[Any] = []
         while len(samples) < self._batch_size:
             while not self._block:
@@ -140,13 +141,13 @@ class RowBatches(StreamedBatches):
             rows, self._block = self._block[:size], self._block[size:]
             piece = self._pieces[0]
             self._pieces[0] = {**piece, "taken": [*piece["taken"], *(row.number for row in rows)]}
-            if decoded := self._corpus.decode(rows, [derive(2**62, self._key(row)) for row in rows]):
+            if decoded := self._data_set.decode(rows, [derive(2**62, self._key(row)) for row in rows]):
                 self._idle_epochs = 0
             samples += decoded
-        return self._corpus.reader.batch(samples)
+        return self._data_set.reader.batch(samples)
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to a saved position; refuses one in other data."""
         super().load_state_dict(state_dict)
         self._block = []
 
@@ -164,17 +165,17 @@ class RowBatches(StreamedBatches):
         self._block = [rows[i] for i in order if rows[i].number not in taken]
 
     def _key(self, row: Row) -> str:
-        """Of what is random about a row of the first piece."""
+        """The key of what is random about a row of the first piece."""
         piece = self._pieces[0]
         return f"{self._seed}/{piece['epoch']}/{piece['shard']}/{row.number}"
 
 
-def file_in(cell: dict[str, Any] | None, place: str) -> bytes:
-    """The file that a row holds.
+def file_in(cell: dict[str, Any] | None, name: str) -> bytes:
+    """Return the bytes of the file that a row holds.
 
     Args:
         cell: {"bytes", "path"}, either of them None; or none at all.
-        place: of the row.
+        name: of the row, for messages.
 
     Raises:
         TypeError: it holds none.
@@ -184,7 +185,7 @@ def file_in(cell: dict[str, Any] | None, place: str) -> bytes:
         raise TypeError("it holds no file")
     if cell["bytes"] is None:
         raise UserError(
-            f"data: {place!r} only names a file, {cell['path']!r}; streamed files lie in the rows of Parquet, Arrow or "
+            f"data: {name!r} only names a file, {cell['path']!r}; streamed files lie in the rows of Parquet, Arrow or "
             "tar files: give such, or set data.streaming to false"
         )
     content: bytes = cell["bytes"]

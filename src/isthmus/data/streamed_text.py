@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from isthmus.core.types import UserError
-from isthmus.data.prefetch import PrefetchedBatches
 from isthmus.data.shuffle import permute
-from isthmus.data.streamed import StreamedBatches, StreamedDataSet
+from isthmus.data.streaming import PrefetchedBatches, StreamedBatches, StreamedDataSet
 from isthmus.data.tokenizer import OneText, Tokenizer
 from isthmus.data.tokens import cut_windows
 from isthmus.inner.step import Batch
@@ -26,7 +26,7 @@ class StreamedText(StreamedDataSet):
     """Streamed text, in windows of `sequence_length` + 1 tokens; neighbours share one token.
 
     Attributes:
-        sides: rows of text.
+        splits: rows of text.
         tokenizer: of the text.
         sequence_length: tokens a sample trains on.
     """
@@ -35,28 +35,28 @@ class StreamedText(StreamedDataSet):
     sequence_length: int
 
     @property
+    @override
     def sizes(self) -> dict[str, int]:
-        """What a model must have at least."""
         return {"vocab_size": self.tokenizer.vocab_size}
 
     @property
+    @override
     def tokens_per_sample(self) -> int:
-        """Tokens a sample trains on."""
         return self.sequence_length
 
     @property
+    @override
     def form(self) -> tuple[object, ...]:
-        """Of samples: the tokenizer and their length."""
         return self.tokenizer.fingerprint, self.sequence_length
 
-    def stream(self, seed: int, batch_size: int, worker: int, num_workers: int) -> PrefetchedBatches:
-        """Worker `worker`'s batches, read ahead."""
+    @override
+    def batches(self, seed: int, batch_size: int, worker: int, num_workers: int) -> PrefetchedBatches:
         return PrefetchedBatches(TextBatches(self, seed, batch_size, worker, num_workers))
 
+    @override
     def validation(self, batch_size: int, num_samples: int = 256) -> list[Batch]:
-        """The first windows of the validation data."""
         length, parts, num_tokens = self.sequence_length, list[OneText](), 0
-        for row in self.sides.held_out_rows():
+        for row in self.splits.held_out_rows():
             parts += self.tokenizer.encode([row.value])
             num_tokens += len(parts[-1])
             if num_tokens > num_samples * length:
@@ -88,15 +88,16 @@ class TextBatches(StreamedBatches):
         self._windows = torch.empty(0, self._length + 1, dtype=torch.int32)
         self._rest = np.empty(0, self._tokenizer.dtype)
 
+    @override
     def __next__(self) -> Batch:
-        """The next batch: {"tokens": [batch, sequence_length + 1] int64}."""
+        self._epochs_of_batch = 0
         while len(self._windows) < self._batch_size:
             self._windows = torch.cat([self._windows, self._next_block()])
         batch, self._windows = self._windows[: self._batch_size], self._windows[self._batch_size :]
         return {"tokens": batch.long()}
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """The position, with tensors; it becomes wrong with no later batch."""
         self._move_position()
         return super().state_dict() | {
             "blocks": self._num_blocks,
@@ -104,8 +105,8 @@ class TextBatches(StreamedBatches):
             "rest": torch.from_numpy(self._rest.astype(np.int32)),
         }
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to a saved position; refuses one in other data."""
         super().load_state_dict(state_dict)
         self._num_blocks, self._windows = state_dict["blocks"], state_dict["windows"]
         self._rest = state_dict["rest"].numpy().astype(self._tokenizer.dtype)

@@ -1,19 +1,36 @@
-"""Text as bytes: a file, a folder, or the Python standard library's own source."""
+"""Text: the standard library's source, files, tables with a column of text, data sets by name; on disk or streamed."""
 
 from __future__ import annotations
 
 import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 
 from isthmus.core.types import UserError
-from isthmus.data.options import check_options
-from isthmus.data.split import held_out, walk
-from isthmus.data.tokens import TokenDataSet, Tokens
+from isthmus.data.base import check_options
+from isthmus.data.errors import TO_UTF_8, ErrorBudget
+from isthmus.data.shards import Shards
+from isthmus.data.source import (
+    Source,
+    check_tables,
+    check_utf_8,
+    find_sources,
+    is_table,
+    list_files,
+    names_files,
+    require,
+)
+from isthmus.data.streamed_text import StreamedText
+from isthmus.data.streaming import open_splits
+from isthmus.data.tables import check_column, load
+from isthmus.data.tokenizer import Bytes, Tokenizer, load_tokenizer
+from isthmus.data.tokens import TokenDataSet, Tokens, pack
+from isthmus.data.validation import end_of_training, held_out_names, held_out_rows, own_parts
 
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
 _END_OF_FILE = b"\0"
@@ -21,56 +38,161 @@ _END_OF_FILE = b"\0"
 
 @dataclass(frozen=True)
 class Text:
-    """Text whose tokens are its bytes.
+    """Text, as bytes or by a tokenizer of transformers, packed end to end without padding.
 
-    A folder is read whole, hidden files excepted, in the order of the paths, and split by file: a hash of the
-    relative path says on which side a file lies, so files that come or go leave the others where they are. A single
-    file is mapped, not read, and split by position: its end is the validation data.
+    Files of plain text are read whole, hidden ones excepted, in the order of their paths; a single file is mapped
+    where its bytes are the tokens. Tables (JSON lines, Parquet, Arrow, CSV, tar files) and data sets of the Hub hold a
+    text in every row; they are tokenised once, kept in the cache of `datasets`, and mapped from there. A folder is one
+    of tables where most of its files are.
+
+    Streamed (for workers that are always the same) every worker reads its own shards, or its own rows where there are
+    fewer shards than workers, and tokenises as it goes; of plain text a line is a row.
+
+    `validation` says what is held out.
     """
 
-    source: str = "stdlib"  # a file, a folder, or "stdlib": the running interpreter's library without its tests
-    validation_fraction: float = 0.05
-    tokenizer: ClassVar[str] = "bytes"
+    source: str = "stdlib"  # a folder, files ("data/*.jsonl"), their address, a name on the Hub, or "stdlib": the
+    # running interpreter's library without its tests
+    validation_fraction: float = 0.05  # where the data keep nothing for validation themselves
+    streaming: bool = False
+    tokenizer: str = "bytes"  # or a folder, or a name on the Hub
+    text_column: str | None = None  # of tables; None: "text". Where it is set plain text is a table, too: a row a line
+    config: str | None = None  # of a data set on the Hub
+    split: str = "train"  # of tables, also a part of one: "train[:1%]"
+    validation_split: str | None = None  # of tables
+    max_bad_samples: int = 10  # rows without text, unreadable files: passed over; one more ends the run
 
     def __post_init__(self) -> None:
         check_options(self)
 
-    def open(self, sequence_length: int) -> TokenDataSet:
-        """Read the text and cut it into samples of `sequence_length` bytes."""
-        root = Path(sysconfig.get_path("stdlib") if self.source == "stdlib" else self.source).expanduser()
+    def check_source(self) -> None:
+        """Refuse text that is not there, is empty, or not in UTF-8, without reading it."""
         try:
-            if not root.exists():
-                raise UserError(f"data: {self.source!r} does not exist; give a file, a folder or stdlib")
-            files = self._files(root)
+            files = self._plain_files
+            if files is None:
+                check_tables(self)
+                return
             if not files:
                 raise UserError(f"data: {self.source!r} holds no text; give a file or folder that is not empty")
-            train, validation = self._split_file(*files) if len(files) == 1 else self._split_folder(root, files)
+            check_utf_8(files, whole=self.tokenizer != "bytes" or self.streaming)
+            if self.streaming:
+                require("datasets", "datasets", "text is streamed by datasets")
         except OSError as error:
             raise UserError(f"data: cannot read {error.filename!r}: {error.strerror}") from error
-        return TokenDataSet(train, validation, sequence_length, vocab_size=256)
 
-    def _files(self, root: Path) -> list[Path]:
-        """All files that are not empty, sorted by path."""
-        if root.is_file():
-            found = [root]
-        elif self.source == "stdlib":
-            found = [path for path in walk(root, skip=_NOT_STDLIB) if path.suffix == ".py"]
+    def open(self, sequence_length: int) -> TokenDataSet | StreamedText:
+        """Find the text, to be cut into samples of `sequence_length` tokens."""
+        self.check_source()
+        tokenizer, budget, files = load_tokenizer(self.tokenizer), ErrorBudget(self.max_bad_samples), self._plain_files
+        if files is not None and not self.streaming:
+            return self._open_files(files, tokenizer, sequence_length)
+        source, held_out = find_sources(self, () if files is None else tuple(map(str, files)))
+        if self.streaming:
+            splits = open_splits(
+                source, held_out, self.validation_fraction, lambda each: self._load_shards(each, budget)
+            )
+            return StreamedText(splits, tokenizer, sequence_length)
+        return self._open_rows(source, held_out, tokenizer, budget, sequence_length)
+
+    @cached_property
+    def _plain_files(self) -> list[Path] | None:
+        """The files whose content is the text, sorted, without empty ones; None where rows hold it."""
+        root = Path(self.source).expanduser()
+        if self.source == "stdlib":
+            found = [
+                path for path in list_files(Path(sysconfig.get_path("stdlib")), _NOT_STDLIB) if path.suffix == ".py"
+            ]
+        elif self.text_column is not None or "*" in self.source or not names_files(self.source):
+            return None
+        elif root.is_dir():
+            found = list(list_files(root))
+            if 2 * sum(is_table(path.name) for path in found) > len(found):
+                return None
+        elif is_table(self.source) or "://" in self.source:
+            return None
+        elif not root.exists():
+            if root.is_symlink():
+                root.stat()  # says what is wrong with it
+            raise UserError(f"data: {self.source!r} does not exist; give a file, a folder or stdlib")
         else:
-            found = walk(root)
-        return [path for path in found if path.is_file() and path.stat().st_size > 0]
+            found = [root]
+        return sorted(path for path in found if path.is_file() and path.stat().st_size > 0)
 
-    def _split_file(self, path: Path) -> tuple[Tokens, Tokens]:
-        data = np.memmap(path, dtype=np.uint8, mode="r")
-        cut = round(len(data) * (1 - self.validation_fraction))
-        return data[:cut], data[cut:]
+    def _open_files(self, files: list[Path], tokenizer: Tokenizer, sequence_length: int) -> TokenDataSet:
+        train, validation = self._split(files, tokenizer)
+        return TokenDataSet(train, validation, sequence_length, tokenizer.vocab_size)
 
-    def _split_folder(self, root: Path, files: list[Path]) -> tuple[Tokens, Tokens]:
+    def _split(self, files: list[Path], tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
+        if len(files) == 1:
+            is_bytes = isinstance(tokenizer, Bytes)
+            tokens = np.memmap(files[0], dtype=np.uint8, mode="r") if is_bytes else _read(files, tokenizer)
+            end = end_of_training(len(tokens), self.validation_fraction)
+            return tokens[:end], tokens[end:]
+        root = Path(sysconfig.get_path("stdlib") if self.source == "stdlib" else self.source).expanduser()
         names = {path: path.relative_to(root).as_posix() for path in files}
-        kept = held_out(names.values(), self.validation_fraction)
-        train, validation = ([path for path in files if (names[path] in kept) == side] for side in (False, True))
-        return _read(train), _read(validation)
+        if parts := own_parts(root):
+            train, validation = ([path for path in files if names[path].startswith(f"{part}/")] for part in parts)
+        else:
+            kept = held_out_names(names.values(), self.validation_fraction)
+            train, validation = ([path for path in files if (names[path] in kept) == side] for side in (False, True))
+        return _read(train, tokenizer), _read(validation, tokenizer)
+
+    def _open_rows(
+        self, source: Source, held_out: Source | None, tokenizer: Tokenizer, budget: ErrorBudget, sequence_length: int
+    ) -> TokenDataSet:
+        dataset = self._load_rows(source, budget)
+        if held_out is not None:
+            rows, without = self._load_rows(held_out, budget), None
+        elif len(dataset) > 1:
+            without = held_out_rows(len(dataset), self.validation_fraction)
+            rows = dataset.select(without)
+        else:
+            raise UserError(f"data: split {source.split!r} of {source.name!r} has one row: set data.validation_split")
+        train = pack(dataset, self._column, tokenizer, budget, without)
+        return TokenDataSet(train, pack(rows, self._column, tokenizer, budget), sequence_length, tokenizer.vocab_size)
+
+    @property
+    def _column(self) -> str:
+        return self.text_column or "text"
+
+    def _load_rows(self, source: Source, budget: ErrorBudget) -> Any:
+        dataset = load(source, budget)
+        self._check_columns(source, dataset.column_names, len(dataset) == 0)
+        kind = getattr(dataset.features[self._column], "dtype", "a nested column")
+        if kind not in ("string", "large_string", "null"):
+            raise UserError(f"data: column {self._column!r} of {source.name!r} holds {kind}, not text: set text_column")
+        return dataset
+
+    def _load_shards(self, source: Source, budget: ErrorBudget) -> Shards:
+        dataset = load(source, budget)
+        shards = Shards(dataset, self._text_in, source.name, budget)
+        columns = dataset.column_names or shards.columns()
+        self._check_columns(source, columns, not columns)
+        if dataset.features is None:  # rows of JSON may lack the column
+            return shards
+        return Shards(dataset.select_columns([self._column]), self._text_in, source.name, budget)
+
+    def _text_in(self, columns: dict[str, Any], name: str) -> str:
+        """The text that a row holds; see `shards.Shards`."""
+        text = columns.get(self._column)
+        if not isinstance(text, str):
+            raise TypeError(f"its {self._column} is {type(text).__name__}, not text")
+        return text
+
+    def _check_columns(self, source: Source, columns: list[str], is_empty: bool) -> None:
+        if is_empty:
+            raise UserError(f"data: split {source.split!r} of {source.name!r} has no rows; choose another data.split")
+        check_column(source.name, "text_column", self._column, columns)
 
 
-def _read(files: Iterable[Path]) -> Tokens:
-    """The bytes of all files, a zero byte after each."""
-    return np.frombuffer(b"".join(path.read_bytes() + _END_OF_FILE for path in files), dtype=np.uint8)
+def _read(files: Iterable[Path], tokenizer: Tokenizer) -> Tokens:
+    """The tokens of all files, the end of each marked."""
+    if isinstance(tokenizer, Bytes):
+        return np.frombuffer(b"".join(path.read_bytes() + _END_OF_FILE for path in files), dtype=np.uint8)
+    texts = []
+    for path in files:
+        try:
+            texts.append(path.read_text("utf-8"))
+        except UnicodeDecodeError as error:
+            raise UserError(f"data: {str(path)!r} is not UTF-8: {TO_UTF_8}") from error
+    return np.concatenate([np.empty(0, tokenizer.dtype), *tokenizer.encode(texts)])

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.core.types import UserError
-from isthmus.data.retry import first_line
+from isthmus.data.errors import first_line
 
 OneText = npt.NDArray[np.integer[Any]]  # [num_tokens]
 
@@ -30,11 +30,11 @@ class Tokenizer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Differs where a text has other tokens."""
+        """A text that differs where a text has other tokens."""
         ...
 
     def encode(self, texts: list[str]) -> list[OneText]:
-        """The tokens of each text, its end marked."""
+        """Return the tokens of each text, its end marked."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -50,11 +50,11 @@ class Bytes:
     fingerprint = "bytes"
 
     def encode(self, texts: list[str]) -> list[OneText]:
-        """See `Tokenizer`."""
+        """Return the bytes of each text and a zero."""
         return [np.frombuffer(text.encode("utf-8", "replace") + b"\0", self.dtype) for text in texts]
 
     def save(self, folder: Path) -> None:
-        """See `Tokenizer`."""
+        """Write a tokenizer of transformers that does the same to a folder."""
         import tokenizers
         from tokenizers import decoders, models, pre_tokenizers
         from transformers import PreTrainedTokenizerFast
@@ -68,7 +68,9 @@ class Bytes:
         end = tokenizer.id_to_token(0)
         # split_special_tokens: the letter that stands for the end is an ordinary one in a text
         options = {"split_special_tokens": True, "clean_up_tokenization_spaces": False}
-        fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, pad_token=end, **options)
+        fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+            tokenizer_object=tokenizer, eos_token=end, pad_token=end, **options
+        )
         fast.save_pretrained(folder)
 
 
@@ -103,17 +105,17 @@ class Pretrained:
         self.fingerprint = hashlib.sha256(f"{self._end} {rules}".encode()).hexdigest()[:16]
 
     def encode(self, texts: list[str]) -> list[OneText]:
-        """See `Tokenizer`."""
+        """Return the tokens of each text and the token that ends one."""
         if not texts:
             return []
         encoded = self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
         return [np.array([*tokens, *self._end], self.dtype) for tokens in encoded["input_ids"]]
 
     def save(self, folder: Path) -> None:
-        """See `Tokenizer`."""
+        """Write the tokenizer to a folder, for `AutoTokenizer`."""
         self._tokenizer.save_pretrained(folder)
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """By a folder, a name on the Hub, or "bytes"."""
+    """Return the tokenizer of a folder, of a name on the Hub, or "bytes"."""
     return Bytes() if name == "bytes" else Pretrained(name)

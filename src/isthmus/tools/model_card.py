@@ -85,7 +85,7 @@ def _kind(facts: TrainingFacts, network: nn.Module | None) -> str:
 
 def _training(facts: TrainingFacts) -> list[tuple[str, str]]:
     config, totals = facts.config, facts.totals
-    unit = _UNITS.get(config.data["type"].removeprefix("huggingface_"), "tokens")
+    unit = _UNITS.get(config.data["type"], "tokens")
     inner, schedule = config.inner, config.outer.schedule
     rows = [
         ("recipe", f"`{config.outer.recipe}`"),

@@ -43,7 +43,8 @@ _OWN = ("train.run_dir", "inner.micro_batch_size", "outer.offload", "data.max_ba
 def open_data(config: RunConfig, model: ModelSpec) -> DataSet:
     """Open the data, and check that they fit the model."""
     data, kind = build(DATA, config.data), config.data["type"]
-    needed = list(inspect.signature(data.open).parameters)
+    parameters = inspect.signature(data.open).parameters.values()
+    needed = [each.name for each in parameters if each.default is each.empty or hasattr(model, each.name)]
     missing = [name for name in needed if not hasattr(model, name)]
     if missing:
         raise UserError(f"data: {kind} is for models with {missing[0]}, {config.model['type']} has none: choose others")

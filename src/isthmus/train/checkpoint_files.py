@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from isthmus.core import State, Tensors, UserError
 from isthmus.core.flatten import flatten, unflatten
+from isthmus.data import without_defaults
 from isthmus.parallel.state import StoredTensor
 
 RunIdentity = dict[str, Any]  # flat and plain: what must be equal for a checkpoint to fit
@@ -116,6 +117,7 @@ def check_same_run(folder: Path, there: RunIdentity, here: RunIdentity) -> None:
     Raises:
         UserError: names the first difference, with both values.
     """
+    there, here = without_defaults(there), without_defaults(here)
     for key in [*here, *there]:
         if there.get(key) != here.get(key):
             raise UserError(

@@ -7,22 +7,22 @@ import pytest
 import torch
 
 from isthmus.core import UserError
-from isthmus.data import DATA, OrderedBatches
-from isthmus.data.huggingface_speech import HuggingFaceSpeech
-from isthmus.data.speech import VOCABULARY, normalised
-from tests.data import spoken
-from tests.data.spoken import RATE, ROWS, SIZE, flac, numbers, said, text_of, tone
+from isthmus.data import OrderedBatches
+from isthmus.data.speech import Speech
+from isthmus.data.speech_samples import VOCABULARY, normalised
+from tests.data import speech_tables
+from tests.data.speech_tables import RATE, ROWS, SIZE, flac, numbers, said, text_of, tone
 
 pytestmark = pytest.mark.usefixtures("offline")
 
 
 @pytest.fixture
 def write(tmp_path):
-    return partial(spoken.write, tmp_path)
+    return partial(speech_tables.write, tmp_path)
 
 
 def open_rows(path: str, **options):
-    return HuggingFaceSpeech(path, **{"validation_fraction": 0.1, **options}).open(RATE, SIZE)
+    return Speech(path, **{"validation_fraction": 0.1, **options}).open(RATE, SIZE)
 
 
 def test_workers_hear_disjoint_recordings_with_their_texts_and_together_all(write):
@@ -56,24 +56,24 @@ def test_without_transcripts_a_part_of_a_long_recording_is_heard(write):
     assert not torch.equal(*parts)
 
 
-def test_what_cannot_be_heard_or_has_no_text_is_named_and_passed_over(write, capsys):
+def test_what_cannot_be_heard_or_has_no_text_is_named_and_passed_over(write, caplog):
     path = write({3: {"audio": {"bytes": b"no sound", "path": None}}, 8: {"text": " "}, 9: {"audio": None}})
     for _ in range(2):  # the second time the headers are in the cache
         data_set = open_rows(path)
-        told = capsys.readouterr().err
+        told = caplog.text
         assert "'row 3 of train' cannot be read" in told
-        assert "'row 8 of train' cannot be read (it has no transcript): passed over" in told
-        assert "'row 9 of train' cannot be read (it has no sound): passed over" in told
+        assert "'row 8 of train' cannot be read (it has no transcript): it is passed over" in told
+        assert "'row 9 of train' cannot be read (it has no sound): it is passed over" in told
         heard = numbers(data_set.train.read(np.arange(len(data_set.train)), None)) + numbers(data_set.validation(40)[0])
         assert sorted(heard) == sorted(set(range(ROWS)) - {3, 8, 9})
     with pytest.raises(UserError, match="the bad sample number 3: mend the data, or raise max_bad_samples"):
         open_rows(path, max_bad_samples=2)
 
 
-def test_recordings_too_long_for_their_texts_are_left_out_and_counted(write, capsys):
+def test_recordings_too_long_for_their_texts_are_left_out_and_counted(write, caplog):
     data_set = open_rows(write({5: {"audio": flac(np.tile(tone(5), 3))}}))
     assert len(data_set.train) + len(data_set.held_out) == ROWS - 1
-    assert f"recordings are longer than {SIZE} samples and left out" in capsys.readouterr().err
+    assert f"recordings are longer than {SIZE} samples and left out" in caplog.text
 
 
 def test_bad_input_is_one_line(write):
@@ -89,7 +89,3 @@ def test_bad_input_is_one_line(write):
     slow = write({7: {"audio": flac(tone(7), 8000)}}, "slow")
     with pytest.raises(UserError, match="'row 7 of train' has 8000 samples a second, the model 16000: resample"):
         open_rows(slow)
-
-
-def test_the_registered_name():
-    assert DATA.get("huggingface_speech") is HuggingFaceSpeech

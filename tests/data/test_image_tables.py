@@ -1,7 +1,5 @@
 """Labelled images of the `datasets` library, from real files."""
 
-import sys
-
 import datasets
 import numpy as np
 import pyarrow.parquet as pq
@@ -10,8 +8,8 @@ import torch
 from PIL import Image
 
 from isthmus.core import UserError
-from isthmus.data import DATA, OrderedBatches
-from isthmus.data.huggingface_images import HuggingFaceImages
+from isthmus.data import OrderedBatches
+from isthmus.data.images import Images
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -33,9 +31,7 @@ def numbers(batch) -> list[int]:
 
 
 def test_workers_read_disjoint_images_with_their_labels_and_together_all(pictures):
-    data_set = HuggingFaceImages(str(pictures), validation_fraction=0.1).open(
-        image_size=8, num_channels=3, num_classes=4
-    )
+    data_set = Images(str(pictures), validation_fraction=0.1).open(image_size=8, num_channels=3, num_classes=4)
     assert data_set.sizes == {"num_classes": 4}
     streams = [OrderedBatches(data_set.sample_order(seed=1), 3, worker, 2) for worker in range(2)]
     batches = [next(stream) for stream in streams for _ in range(9)]
@@ -47,18 +43,16 @@ def test_workers_read_disjoint_images_with_their_labels_and_together_all(picture
     assert all(torch.equal(batch["label"], torch.tensor(numbers(batch)) % 3) for batch in batches)
 
 
-def test_a_damaged_image_is_named_and_passed_over(pictures, capsys):
+def test_a_damaged_image_is_named_and_passed_over(pictures, caplog):
     table = pq.read_table(pictures)
     rows = table.to_pylist()
     rows[7]["image"]["bytes"] = b"no image"
     damaged = pictures.with_name("damaged.parquet")
     pq.write_table(table.from_pylist(rows, schema=table.schema), damaged)
-    data_set = HuggingFaceImages(str(damaged), validation_fraction=0.1).open(
-        image_size=8, num_channels=1, num_classes=4
-    )
+    data_set = Images(str(damaged), validation_fraction=0.1).open(image_size=8, num_channels=1, num_classes=4)
     next(OrderedBatches(data_set.sample_order(), 54))
     data_set.validation(6)
-    assert "row 7 of train" in capsys.readouterr().err
+    assert "row 7 of train" in caplog.text
 
 
 def test_bad_input_is_one_line(pictures):
@@ -68,15 +62,4 @@ def test_bad_input_is_one_line(pictures):
         "does not hold a number from 0 on in every row": {"label_column": "image"},
     }.items():
         with pytest.raises(UserError, match=match):
-            HuggingFaceImages(str(pictures), **options).open(8, 3, 4)
-
-
-def test_without_pillow_is_one_line(pictures, monkeypatch):
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    for streaming in (False, True):
-        with pytest.raises(UserError, match=r"images need Pillow: pip install 'isthmus\[vision\]'"):
-            HuggingFaceImages(str(pictures), streaming=streaming).open(8, 3, 4)
-
-
-def test_the_registered_name():
-    assert DATA.get("huggingface_images") is HuggingFaceImages
+            Images(str(pictures), **options).open(8, 3, 4)

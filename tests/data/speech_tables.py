@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import soundfile
 import torch
 
-from isthmus.data.speech import VOCABULARY
+from isthmus.data.speech_samples import VOCABULARY
 
 RATE, SIZE, ROWS = 16_000, 4000, 40
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

@@ -1,27 +1,29 @@
-"""Recordings that are found: in a folder, with what was said beside them, or in a table."""
+"""Speech in files: recordings of a folder, with what was said beside them, or of a table; and how sound is read."""
 
 from __future__ import annotations
 
 import hashlib
-import sys
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
 from isthmus.core.types import UserError
-from isthmus.data.bad import ErrorBudget
-from isthmus.data.formants import Sound
-from isthmus.data.split import held_out, walk
+from isthmus.data.errors import TO_UTF_8, ErrorBudget
+from isthmus.data.source import list_files
+from isthmus.data.spoken_digits import Sound
 
-_SUFFIXES = frozenset({".flac", ".wav"})
+SUFFIXES = frozenset({".flac", ".wav"})
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Recording:
-    """Where one is, and what is known of it."""
+class SpeechFile:
+    """A recording: where it is, and what is known of it."""
 
     place: str  # a file, or the row of a table
     name: str  # of a file relative to the folder
@@ -30,39 +32,38 @@ class Recording:
     text: str
 
 
-class FoundRecordings:
+class SpeechFiles:
     """Recordings by number. In the place of one that turns out to be damaged the next one is heard.
 
     Whether one is damaged is found out anew at every reading, so that what is heard depends on the data alone.
 
     Args:
-        recordings: of one side.
+        recordings: to train on, or to evaluate with.
         num_samples: that are heard at most.
-        bad: where those go that turn out to be damaged.
+        budget: where those go that turn out to be damaged.
         load: finds what is in a place.
     """
 
     def __init__(
         self,
-        recordings: list[Recording],
+        recordings: list[SpeechFile],
         num_samples: int,
-        bad: ErrorBudget,
+        budget: ErrorBudget,
         load: Callable[[str], Path | BinaryIO] = Path,
     ) -> None:
-        self._recordings, self._num_samples, self._bad, self._load = recordings, num_samples, bad, load
+        self._recordings, self._num_samples, self._budget, self._load = recordings, num_samples, budget, load
         known = "".join(f"{each.name} {each.num_samples} {each.text}\n" for each in recordings)
         self.fingerprint = f"{hashlib.sha256(known.encode()).hexdigest()} {num_samples}"
 
     def __len__(self) -> int:
-        """How many there are, damaged ones included."""
         return len(self._recordings)
 
     def longest_text(self) -> int:
-        """Letters of the longest text."""
+        """Return how many letters the longest text has."""
         return max((len(each.text) for each in self._recordings), default=0)
 
     def hear(self, index: int, seed: int | None) -> tuple[Sound, str]:
-        """What is heard ([num_samples] float32), and what is said.
+        """Return what is heard ([num_samples] float32), and what is said.
 
         Of a recording that is too long, a part that the seed chooses, or its beginning.
 
@@ -75,19 +76,19 @@ class FoundRecordings:
                 file = self._load(recording.place)
                 return read_part(file, recording.num_samples, self._num_samples, seed), recording.text
             except OSError as error:
-                self._bad.add(recording.place, error)
+                self._budget.add(recording.place, error)
         raise UserError("data: all recordings are damaged; give others")
 
 
-def find_recordings(root: Path, sample_rate: int, bad: ErrorBudget, transcripts: bool) -> list[Recording]:
-    """All FLAC and WAV files below a folder, sorted, with what was said where it is asked for.
+def find_speech(root: Path, sample_rate: int, budget: ErrorBudget, transcripts: bool) -> list[SpeechFile]:
+    """Return all FLAC and WAV files below a folder, sorted, with what was said where it is asked for.
 
     The texts stand beside them: in LibriSpeech's `*.trans.txt` (a line each: name, text), or in `name.txt`.
 
     Raises:
         UserError: there are none, one has another sample rate, or too many cannot be used.
     """
-    paths = [path for path in walk(root) if path.suffix.lower() in _SUFFIXES]
+    paths = sorted(path for path in list_files(root) if path.suffix.lower() in SUFFIXES)
     if not paths:
         raise UserError(f"data: there are no FLAC or WAV files in {str(root)!r}; give a folder of recordings")
     said = {folder: _read_lines(folder) for folder in {path.parent for path in paths}}
@@ -96,39 +97,31 @@ def find_recordings(root: Path, sample_rate: int, bad: ErrorBudget, transcripts:
         lines, name = said[path.parent], path.relative_to(root).as_posix()
         speaker = path.stem.split("-", 1)[0] if path.stem in lines else name
         try:
-            num_samples, rate = look_into(path)
+            num_samples, rate = read_header(path)
             check_rate(str(path), rate, sample_rate)
             text = _text(path, lines) if transcripts else ""
         except OSError as error:
-            bad.add(str(path), error)
+            budget.add(str(path), error)
             continue
-        recordings.append(Recording(str(path), name, speaker, num_samples, text))
+        recordings.append(SpeechFile(str(path), name, speaker, num_samples, text))
     return recordings
 
 
-def split(recordings: list[Recording], fraction: float) -> tuple[list[Recording], list[Recording]]:
-    """Training and validation recordings; no speaker is on both sides."""
-    kept = held_out({each.speaker for each in recordings}, fraction) if recordings else set()
-    return [each for each in recordings if each.speaker not in kept], [
-        each for each in recordings if each.speaker in kept
-    ]
-
-
-def without_longer(recordings: list[Recording], num_samples: int) -> list[Recording]:
-    """Those whose whole text is heard; how many others there are is said."""
+def without_longer(recordings: list[SpeechFile], num_samples: int) -> list[SpeechFile]:
+    """Return those whose whole text is heard; log how many others there are."""
     fitting = [each for each in recordings if each.num_samples <= num_samples]
     if len(fitting) < len(recordings):
-        print(
-            f"data: {len(recordings) - len(fitting)} of {len(recordings)} recordings are longer than {num_samples} "
-            "samples and left out, as their transcripts would not fit",
-            file=sys.stderr,
-            flush=True,
+        _log.warning(
+            "data: %d of %d recordings are longer than %d samples and left out, as their transcripts would not fit",
+            len(recordings) - len(fitting),
+            len(recordings),
+            num_samples,
         )
     return fitting
 
 
 def read_part(file: Path | BinaryIO, length: int, num_samples: int, seed: int | None) -> Sound:
-    """[at most num_samples] float32 of a recording of `length` samples.
+    """Return [at most num_samples] float32 of a recording of `length` samples.
 
     Of one that is too long, a part that the seed chooses, or its beginning.
 
@@ -141,12 +134,13 @@ def read_part(file: Path | BinaryIO, length: int, num_samples: int, seed: int | 
 
 
 def read_sound(file: Path | BinaryIO, start: int, num_samples: int) -> Sound:
-    """`num_samples` samples from `start` on, as float32; several channels become their mean.
+    """Return `num_samples` samples from `start` on, as float32; several channels become their mean.
 
     Raises:
         OSError: they cannot be read.
     """
-    soundfile = _soundfile()
+    import soundfile
+
     try:
         sound, _ = soundfile.read(file, start=start, frames=num_samples, dtype="float32", always_2d=True)
     except soundfile.SoundFileError as error:
@@ -157,13 +151,14 @@ def read_sound(file: Path | BinaryIO, start: int, num_samples: int) -> Sound:
     return mean
 
 
-def look_into(file: Path | BinaryIO) -> tuple[int, int]:
-    """How many samples there are, and how many a second, as the header says.
+def read_header(file: Path | BinaryIO) -> tuple[int, int]:
+    """Return how many samples there are, and how many a second, as the header says.
 
     Raises:
         OSError: there are none, or the header cannot be read.
     """
-    soundfile = _soundfile()
+    import soundfile
+
     try:
         known = soundfile.info(file)
     except soundfile.SoundFileError as error:
@@ -174,7 +169,7 @@ def look_into(file: Path | BinaryIO) -> tuple[int, int]:
 
 
 def as_transcript(said: object) -> str:
-    """What is said, in upper case, words apart by one blank; empty where it is no text."""
+    """Return what is said in upper case, words apart by one blank; empty where it is no text."""
     return " ".join(said.upper().split()) if isinstance(said, str) else ""
 
 
@@ -208,18 +203,8 @@ def _read(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise OSError(0, "it is not UTF-8", str(path)) from error
+        raise OSError(0, f"it is not UTF-8: {TO_UTF_8}", str(path)) from error
 
 
 def _reason(error: Exception) -> str:
     return str(getattr(error, "error_string", error))
-
-
-def _soundfile() -> Any:
-    try:
-        import soundfile
-    except ImportError as error:
-        raise UserError(
-            "data: recordings are read by soundfile, which is not installed: pip install isthmus[speech]"
-        ) from error
-    return soundfile

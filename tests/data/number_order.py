@@ -13,6 +13,7 @@ from isthmus.inner.step import Batch
 class Numbers:
     fingerprint: str = "numbers"
     tokens_per_sample: int = 1
+    num_samples: int = 10**9  # of an epoch
 
     def read(self, positions: npt.NDArray[np.int64]) -> Batch:
         return {"position": torch.from_numpy(positions)}

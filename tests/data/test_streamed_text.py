@@ -18,10 +18,10 @@ from transformers import PreTrainedTokenizerFast
 from isthmus.core import UserError
 from isthmus.core.flatten import flatten, unflatten
 from isthmus.data import LeasedBatches, open_batches
-from isthmus.data.deal import assign_shards, reassign_shards
-from isthmus.data.huggingface import HuggingFace
-from isthmus.data.prefetch import PrefetchedBatches
+from isthmus.data.shards import reassign_shards
 from isthmus.data.streamed_text import StreamedText, TextBatches
+from isthmus.data.streaming import PrefetchedBatches
+from isthmus.data.text import Text
 
 LENGTH = 8  # tokens a sample
 NUM_ROWS = 240
@@ -87,7 +87,7 @@ def held_out_of(num_files: int, every: int = 10) -> set[int]:
 
 def open_data_set(source, tokenizer, **options) -> StreamedText:
     options = {"validation_fraction": 0.1, **options}
-    return HuggingFace(str(source), tokenizer=tokenizer, streaming=True, **options).open(LENGTH)
+    return Text(str(source), tokenizer=tokenizer, streaming=True, **options).open(LENGTH)
 
 
 def read_epoch(stream) -> Counter:
@@ -185,18 +185,6 @@ def test_another_number_of_workers_reads_on_without_loss(tmp_path, tokenizer, be
     assert num_epochs == 1 + ahead
 
 
-def test_a_deal_is_everything_once():
-    for num_shards, num_workers in [(1, 1), (7, 3), (3, 7), (8, 2), (1, 5)]:
-        pieces = [
-            piece for worker in range(num_workers) for piece in assign_shards(num_shards, 5, 2, worker, num_workers)
-        ]
-        parts = pieces[0]["parts"]
-        assert sorted((piece["shard"], piece["part"]) for piece in pieces) == [
-            (shard, part) for shard in range(num_shards) for part in range(parts)
-        ]
-        assert all(assign_shards(num_shards, 5, 2, worker, num_workers) for worker in range(num_workers))
-
-
 def test_validation_is_fixed_and_held_out(tmp_path, tokenizer):
     data_set = open_data_set(write(tmp_path / "corpus", 4), tokenizer)
     batches = data_set.validation(batch_size=2, num_samples=5)
@@ -268,46 +256,46 @@ def flaky(tmp_path, tokenizer, monkeypatch):
     Flaky.failing = set()
 
 
-def test_a_source_that_fails_now_and_then_is_asked_again(flaky, capsys):
+def test_a_source_that_fails_now_and_then_is_asked_again(flaky, caplog):
     data_set, num_reads = flaky
     assert num_reads > 50
     Flaky.failing = {num_reads // 4, num_reads // 2, num_reads}  # each time in the middle of a shard
     assert read_epoch(TextBatches(data_set, 0, 1, 0, 1)) == tokens_of(set(range(NUM_ROWS)) - held_out_of(2))
-    assert capsys.readouterr().err.count("the connection broke; asked again in 0.01 s") == 3
+    assert caplog.text.count("the connection broke): it is asked again in 0.01 s") == 3
 
 
-def test_a_shard_that_stays_unreadable_is_named_and_passed_over(flaky, capsys):
+def test_a_shard_that_stays_unreadable_is_named_and_passed_over(flaky, caplog):
     data_set, num_reads = flaky
     Flaky.failing = set(range(num_reads * 3 // 4, 10 * num_reads))  # from the middle of the second shard on
     read = read_epoch(TextBatches(data_set, 0, 1, 0, 1))
     whole = tokens_of(set(range(NUM_ROWS)) - held_out_of(2))
     assert read < whole
     assert sum(read.values()) > sum(whole.values()) / 2
-    said = capsys.readouterr().err
+    said = caplog.text
     assert re.search(r"shard \d of .* from row [1-9]\d on' cannot be read", said)
     assert "1 of at most 10" in said
 
 
-def test_too_many_bad_samples_end_the_run_with_one_line(tmp_path, tokenizer, capsys):
+def test_too_many_bad_samples_end_the_run_with_one_line(tmp_path, tokenizer, caplog):
     folder = write(tmp_path / "corpus", 2)
     with (folder / "1.jsonl").open("a") as file:
         file.writelines('{"text": null}\n' for _ in range(4))
     data_set = open_data_set(folder, tokenizer, max_bad_samples=4)
     assert read_epoch(TextBatches(data_set, 0, 1, 0, 1)) == tokens_of(set(range(NUM_ROWS)) - held_out_of(2))
-    assert "shard 1" in capsys.readouterr().err
+    assert "shard 1" in caplog.text
     stream = open_batches(open_data_set(folder, tokenizer, max_bad_samples=3), 0, 8, 0, 1)
     batches = itertools.islice(stream, 30)
     with pytest.raises(UserError, match="its text is NoneType, not text.*raise max_bad_samples"):
         list(batches)
 
 
-def test_a_damaged_file_is_read_as_far_as_it_goes(tmp_path, tokenizer, capsys):
+def test_a_damaged_file_is_read_as_far_as_it_goes(tmp_path, tokenizer, caplog):
     folder = write(tmp_path / "corpus", 2)
     (folder / "1.jsonl").write_text("this is no JSON\n")
     data_set = open_data_set(folder, tokenizer)
     kept = set(range(NUM_ROWS // 2)) - held_out_of(2)
     assert read_epoch(TextBatches(data_set, 0, 1, 0, 1)) == tokens_of(kept)
-    assert "shard 1" in capsys.readouterr().err
+    assert "shard 1" in caplog.text
 
 
 def test_shards_without_text_do_not_go_round_for_ever(tmp_path, tokenizer):
@@ -329,5 +317,16 @@ def test_a_position_in_other_data_is_refused(tmp_path, tokenizer):
         TextBatches(open_data_set(tmp_path / "corpus", tokenizer), 1, 1, 0, 1).load_state_dict(state)
     with pytest.raises(UserError, match="restore the data"):
         TextBatches(open_data_set(tmp_path / "corpus", "bytes"), 0, 1, 0, 1).load_state_dict(state)
+    with pytest.raises(UserError, match="restore the data"):
+        TextBatches(open_data_set(tmp_path / "corpus", tokenizer, validation_fraction=0.2), 0, 1, 0, 1).load_state_dict(
+            state
+        )
     with pytest.raises(UserError, match="batch_size is 0"):
         TextBatches(open_data_set(tmp_path / "corpus", "bytes"), 0, 0, 0, 1)
+
+
+def test_a_batch_larger_than_the_data_is_refused_after_one_epoch(tmp_path, tokenizer):
+    data_set = open_data_set(write(tmp_path / "corpus", 2), tokenizer)
+    next(TextBatches(data_set, 0, 50, 0, 1))
+    with pytest.raises(UserError, match="fewer than 100000000 samples: lower inner.batch_size"):
+        next(TextBatches(data_set, 0, 10**8, 0, 1))

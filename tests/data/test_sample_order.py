@@ -8,8 +8,8 @@ import torch
 
 from isthmus.core import UserError
 from isthmus.data import OrderedBatches
-from isthmus.data.indexed import IndexedDataSet
-from tests.data.numbers import Numbers
+from isthmus.data.sample_order import NumberedDataSet
+from tests.data.number_order import Numbers
 
 
 class Rows:
@@ -28,7 +28,7 @@ class Rows:
 
 
 def rows(size: int = 10, fingerprint: str = "rows"):
-    return IndexedDataSet(Rows(size, fingerprint), Rows(4), {})
+    return NumberedDataSet(Rows(size, fingerprint), Rows(4), {})
 
 
 def take(stream, num_batches):
@@ -81,6 +81,8 @@ def test_validation_is_fixed():
 def test_bad_values_are_refused():
     with pytest.raises(UserError, match="batch_size is 0"):
         OrderedBatches(Numbers(), 0)
+    with pytest.raises(UserError, match="batch_size is 11, and the data set has 10 training samples: lower it"):
+        OrderedBatches(rows().sample_order(), 11)
     with pytest.raises(UserError, match="no training samples"):
         rows(0)
     state = OrderedBatches(rows().sample_order(), 3).state_dict()

@@ -1,21 +1,23 @@
-"""Images brought to one shape, and found by number."""
+"""Labelled images, brought to one shape: found by number, or in rows that are read as they come."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from isthmus.core.types import UserError
-from isthmus.data.bad import ErrorBudget
-from isthmus.data.indexed import Indices
+from isthmus.data.base import Positions
+from isthmus.data.errors import ErrorBudget
+from isthmus.data.streamed_rows import file_in
 from isthmus.inner.step import Batch
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ _MODES = {1: "L", 3: "RGB"}
 
 
 @dataclass(frozen=True)
-class View:
+class Crop:
     """Cuts a square out of an image and makes it `size` pixels wide.
 
     Attributes:
@@ -47,13 +49,9 @@ class View:
     def __post_init__(self) -> None:
         if self.num_channels not in _MODES:
             raise UserError(f"data: the model has {self.num_channels} channels; images have 1 (grey) or 3 (colour)")
-        try:
-            import PIL  # noqa: F401 (so that it is missed now)
-        except ImportError as error:
-            raise UserError(f"data: images need Pillow: pip install 'isthmus[vision]' ({error})") from error
 
-    def of(self, image: Image, draws: Draws) -> Pixels:
-        """[num_channels, size, size]; of the largest square in the middle where the draws are (0, 0.5, 0.5, 1)."""
+    def cut(self, image: Image, draws: Draws) -> Pixels:
+        """Return a square of an image, [num_channels, size, size]; draws of (0, 0.5, 0.5, 1) give the middle, whole."""
         from PIL.Image import Resampling
 
         image = _in_bytes(image).convert(_MODES[self.num_channels])
@@ -73,8 +71,8 @@ class ImageSamples:
         names: of the images.
         labels: [num_images] int64.
         load: opens an image by its name.
-        view: brings it to its shape.
-        bad: where images go that cannot be read; each is replaced by the next one that can.
+        crop: brings it to its shape.
+        budget: where images go that cannot be read; each is replaced by the next one that can.
         each: a `map`, or that of a pool of threads.
     """
 
@@ -83,53 +81,97 @@ class ImageSamples:
     def __init__(
         self,
         names: list[str],
-        labels: Indices,
+        labels: Positions,
         load: Callable[[str], Image],
-        view: View,
-        bad: ErrorBudget,
+        crop: Crop,
+        budget: ErrorBudget,
         each: Callable[..., Iterable[tuple[Pixels, int]]] = map,
     ) -> None:
-        self._names, self._labels, self._load, self._view = names, labels, load, view
-        self._bad, self._each = bad, each
+        self._names, self._labels, self._load, self._crop = names, labels, load, crop
+        self._budget, self._each = budget, each
         text = "\0".join(names).encode("utf-8", "surrogateescape")
         self.fingerprint = hashlib.sha256(text + labels.astype("<i8").tobytes()).hexdigest()[:16]
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._names)
 
-    def read(self, indices: Indices, seeds: Indices | None) -> Batch:
-        """These images in their order; cropped and mirrored at random by `seeds`, one each, where given."""
+    def read(self, indices: Positions, seeds: Positions | None) -> Batch:
+        """Return these images in their order; cropped and mirrored at random by `seeds`, one each, where given."""
         draws = [draws_of(seed) for seed in ([None] * len(indices) if seeds is None else seeds.tolist())]
-        return batch_of(self._each(self._sample, indices.tolist(), draws))
+        return image_batch(self._each(self._sample, indices.tolist(), draws))
 
     def _sample(self, index: int, draws: Draws) -> tuple[Pixels, int]:
         """Pixels and label of an image, or of the next one that can be read."""
         for number in chain(range(index, len(self)), range(index)):
             name = self._names[number]
-            if name in self._bad:
+            if name in self._budget:
                 continue
             try:
-                return self._view.of(self._load(name), draws), int(self._labels[number])
+                return self._crop.cut(self._load(name), draws), int(self._labels[number])
             except Exception as error:  # Pillow raises nearly anything for a damaged file
-                self._bad.add(name, error)
+                self._budget.add(name, error)
         raise UserError("data: none of the images can be read; mend the data")
 
 
+class ImageRows:
+    """Rows of an image and its label; see `streamed_rows.RowReader`.
+
+    Args:
+        image_column: holds the files of images.
+        label_column: holds the numbers of their classes.
+        crop: brings images to their shape.
+        num_classes: that the model knows; None: any.
+    """
+
+    tokens_per_sample = 1
+
+    def __init__(self, image_column: str, label_column: str, crop: Crop, num_classes: int | None) -> None:
+        self._image_column, self._label_column = image_column, label_column
+        self._crop, self._num_classes = crop, num_classes
+        self.form = (image_column, label_column)
+
+    def hold(self, columns: dict[str, Any], name: str) -> tuple[bytes, int]:
+        """Return the image's file, and its label."""
+        label = columns[self._label_column]
+        if not isinstance(label, int) or label < 0:
+            raise TypeError(f"its {self._label_column} is {label!r:.40}, not a number from 0 on")
+        if self._num_classes is not None and label >= self._num_classes:
+            raise UserError(
+                f"data: {name!r} has label {label}, and model.num_classes is {self._num_classes}: "
+                f"raise it to {label + 1} at least"
+            )
+        return file_in(columns[self._image_column], name), label
+
+    def decode(self, held: tuple[bytes, int], seed: int | None) -> tuple[Pixels, int]:
+        """Return pixels and label; cropped and mirrored at random by the seed, where there is one."""
+        from PIL import UnidentifiedImageError
+
+        content, label = held
+        try:
+            image = open_image(BytesIO(content))
+        except UnidentifiedImageError as error:
+            raise OSError("it is no image") from error  # Pillow names the buffer
+        return self._crop.cut(image, draws_of(seed)), label
+
+    def batch(self, samples: list[tuple[Pixels, int]]) -> Batch:
+        """Return the samples in the form of `images`."""
+        return image_batch(samples)
+
+
 def draws_of(seed: int | None) -> Draws:
-    """What a seed chooses; without one, the middle of the image as it is."""
+    """Return what a seed chooses; without one, the middle of the image as it is."""
     return _MIDDLE if seed is None else np.random.default_rng(seed).random(4).tolist()
 
 
-def batch_of(samples: Iterable[tuple[Pixels, int]]) -> Batch:
-    """Pixels and labels as {"image": [batch, channels, size, size] float32 from -1 to 1, "label": [batch] int64}."""
+def image_batch(samples: Iterable[tuple[Pixels, int]]) -> Batch:
+    """Return {"image": [batch, channels, size, size] float32 from -1 to 1, "label": [batch] int64}."""
     pixels, labels = zip(*samples, strict=True)
     image = torch.from_numpy(np.stack(pixels)).float().div_(127.5).sub_(1)
     return {"image": image, "label": torch.tensor(labels)}
 
 
 def open_image(file: Path | BinaryIO) -> Image:
-    """The image in a file, decoded, the right way up."""
+    """Return the image in a file, decoded, the right way up."""
     from PIL import Image as Images
     from PIL import ImageOps
 

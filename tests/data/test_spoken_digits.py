@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from isthmus.core import UserError
-from isthmus.data import espeak
-from isthmus.data.formants import DIGITS, Voice, speak
 from isthmus.data.speech import Speech
+from isthmus.data.spoken_digits import DIGITS, Voice, has_espeak, speak
 
 RATE = 16_000
 
@@ -92,12 +91,13 @@ def test_longer_recordings_hold_more_words():
     assert set(num_words.tolist()) == {4, 5, 6, 7, 8}
 
 
-def test_who_speaks_is_said(capsys, monkeypatch):
+def test_who_speaks_is_said(caplog, monkeypatch):
+    caplog.set_level("INFO")
     data_set()
-    assert capsys.readouterr().err == "data: spoken digits by formant synthesis\n"
+    assert caplog.messages == ["data: spoken digits by formant synthesis"]
     monkeypatch.setenv("PATH", "")  # nothing is installed
     data_set("made")
-    assert capsys.readouterr().err == "data: spoken digits by formant synthesis\n"
+    assert caplog.messages == ["data: spoken digits by formant synthesis"] * 2
     with pytest.raises(UserError, match="espeak-ng is not installed"):
         data_set("espeak")
 
@@ -109,10 +109,11 @@ def test_what_leaves_no_room_for_a_word_is_refused():
         Speech("formants").open(3999, RATE)
 
 
-@pytest.mark.skipif(not espeak.installed(), reason="espeak-ng is not installed")
-def test_espeak_speaks(capsys):
+@pytest.mark.skipif(not has_espeak(), reason="espeak-ng is not installed")
+def test_espeak_speaks(caplog):
+    caplog.set_level("INFO")
     opened = data_set("espeak")
-    assert capsys.readouterr().err == "data: spoken digits by espeak-ng\n"
+    assert caplog.messages == ["data: spoken digits by espeak-ng"]
     batch = opened.train.read(np.arange(4), None)
     assert set(batch["length"].tolist()) <= {RATE // 2, RATE}
     for audio, length in zip(batch["audio"], batch["length"].tolist(), strict=True):

@@ -1,6 +1,5 @@
-"""Data sets of the `datasets` library: real files, written here, through the real `load_dataset`."""
+"""Text in tables and data sets by name: real files, written here, through the real `load_dataset`."""
 
-import copy
 import json
 import os
 import subprocess
@@ -14,12 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import GPTNeoConfig, PreTrainedTokenizerFast
+from tokenizers import Tokenizer
+from transformers import GPTNeoConfig
 
 from isthmus.core import UserError
-from isthmus.data import DATA, LeasedBatches, Ledger, OrderedBatches
-from isthmus.data.huggingface import HuggingFace
+from isthmus.data.text import Text
 from isthmus.models import MODELS
 from isthmus.models.huggingface import HuggingFace as HuggingFaceModel
 from isthmus.recipes import load_config
@@ -58,20 +56,6 @@ def data_folder(tmp_path, request):
     return tmp_path / "corpus"
 
 
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory):
-    """Byte-level BPE with an end-of-text token, as people publish it."""
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<end>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-    )
-    tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog, the dog sleeps"] * 9, trainer)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
-    return folder
-
-
 def text_of(tokens) -> bytes:
     return bytes(np.asarray(tokens).astype(np.uint8).tobytes())
 
@@ -88,7 +72,7 @@ def all_tokens(tokens) -> np.ndarray:
 
 
 def test_every_document_is_packed_once_on_one_side(data_folder):
-    data_set = HuggingFace(str(data_folder)).open(LENGTH)
+    data_set = Text(str(data_folder)).open(LENGTH)
     train, held_out = (text_of(all_tokens(side)).split(b"\0")[:-1] for side in (data_set.train, data_set.held_out))
     assert len(held_out) == 15
     assert Counter(train + held_out) == Counter(text.encode() for text in documents(0, 300))
@@ -99,24 +83,35 @@ def test_every_document_is_packed_once_on_one_side(data_folder):
 def test_the_split_is_the_same_everywhere_and_named_ones_are_taken_whole(tmp_path):
     for split, first, last in (("train", 0, 50), ("validation", 50, 60)):
         write_jsonl(tmp_path / "both" / f"{split}.jsonl", documents(first, last))
-    whole = HuggingFace(str(tmp_path / "both"), validation_split="validation").open(LENGTH)
+    whole = Text(str(tmp_path / "both"), validation_split="validation").open(LENGTH)
     assert text_of(all_tokens(whole.train)) == b"".join(text.encode() + b"\0" for text in documents(0, 50))
     assert text_of(all_tokens(whole.held_out)) == b"".join(text.encode() + b"\0" for text in documents(50, 60))
     file = write_jsonl(tmp_path / "one.jsonl", documents(0, 50))
     copied = write_parquet(tmp_path / "elsewhere" / "other.parquet", documents(0, 50))
-    sides = [text_of(all_tokens(HuggingFace(str(path)).open(LENGTH).held_out)) for path in (file, copied)]
+    sides = [text_of(all_tokens(Text(str(path)).open(LENGTH).held_out)) for path in (file, copied)]
     assert sides[0] == sides[1]
+
+
+def test_a_folder_is_one_of_tables_where_most_of_its_files_are(data_folder):
+    for name in ("README.md", "LICENSE", "card.txt"):
+        (data_folder / name).write_text("not the data")
+    assert text_of(all_tokens(Text(str(data_folder)).open(LENGTH).train)).startswith(b"00000")
+    for name in ("a.txt", "b.txt"):
+        (data_folder / name).write_text("now it is the data")
+    assert b"now it is the data" in bytes(
+        np.concatenate([Text(str(data_folder)).open(LENGTH).train, *[Text(str(data_folder)).open(LENGTH).held_out]])
+    )
 
 
 def test_a_part_of_a_split_can_be_chosen(tmp_path):
     file = write_jsonl(tmp_path / "one.jsonl", documents(0, 50))
-    data_set = HuggingFace(str(file), split="train[:20]", validation_split="train[20:30]").open(LENGTH)
+    data_set = Text(str(file), split="train[:20]", validation_split="train[20:30]").open(LENGTH)
     assert text_of(all_tokens(data_set.train)).count(b"\0") == 20
     assert text_of(all_tokens(data_set.held_out)) == b"".join(text.encode() + b"\0" for text in documents(20, 30))
 
 
 def test_text_is_tokenised_once(data_folder, tokenizer_folder, monkeypatch):
-    spec = HuggingFace(str(data_folder), tokenizer=str(tokenizer_folder))
+    spec = Text(str(data_folder), tokenizer=str(tokenizer_folder))
     first = spec.open(LENGTH)
     monkeypatch.setattr("isthmus.data.tokenizer.Pretrained.encode", lambda *_: pytest.fail("tokenised again"))
     again = spec.open(2 * LENGTH)
@@ -124,7 +119,7 @@ def test_text_is_tokenised_once(data_folder, tokenizer_folder, monkeypatch):
 
 
 def test_tokens_are_mapped_not_read(data_folder):
-    data_set = HuggingFace(str(data_folder)).open(LENGTH)
+    data_set = Text(str(data_folder)).open(LENGTH)
     assert data_set.train.dtype == np.uint8
     assert all(not chunk.flags.owndata for chunk in data_set.train._chunks)
 
@@ -132,7 +127,7 @@ def test_tokens_are_mapped_not_read(data_folder):
 def test_a_tokenizer_of_transformers(tmp_path, tokenizer_folder):
     texts = ["the dog", "jumps over the fox", "æ"] * 20
     file = write_jsonl(tmp_path / "text.jsonl", texts)
-    data_set = HuggingFace(str(file), tokenizer=str(tokenizer_folder)).open(4)
+    data_set = Text(str(file), tokenizer=str(tokenizer_folder)).open(4)
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     assert data_set.sizes == {"vocab_size": tokenizer.get_vocab_size()}
     assert data_set.train.dtype == np.uint16
@@ -148,46 +143,23 @@ def test_a_tokenizer_of_transformers(tmp_path, tokenizer_folder):
     assert read == expected
 
 
-@pytest.mark.parametrize("num_workers", [2, 3])
-def test_workers_read_disjoint_windows_and_together_all(data_folder, num_workers):
-    samples = HuggingFace(str(data_folder)).open(LENGTH).sample_order(seed=1)
-    num_steps = samples.num_samples // (5 * num_workers)
-    streams = [OrderedBatches(samples, 5, worker, num_workers) for worker in range(num_workers)]
-    read = [window for stream in streams for window in windows(next(stream) for _ in range(num_steps))]
-    assert sorted(read) == sorted(windows([samples.read(np.arange(num_steps * 5 * num_workers))]))
-
-
-def test_the_ledger_leases_it_and_resumes_in_the_middle(data_folder):
-    samples = HuggingFace(str(data_folder)).open(LENGTH).sample_order(seed=1)
-    ledger = Ledger(samples.fingerprint, shard_size=4)
-    stream = LeasedBatches(samples, "a", 3)
-    ledger = ledger.commit({"a": stream.propose(8)}, [])
-    stream.rebase(ledger)
-    next(stream)
-    state = copy.deepcopy(stream.state_dict())
-    expected = windows([next(stream), next(stream)])
-    again = LeasedBatches(HuggingFace(str(data_folder)).open(LENGTH).sample_order(seed=1), "a", 3)
-    again.load_state_dict(state)
-    assert windows([next(again), next(again)]) == expected
-
-
-def test_rows_without_text_are_named_and_passed_over_up_to_a_limit(tmp_path, capsys):
+def test_rows_without_text_are_named_and_passed_over_up_to_a_limit(tmp_path, caplog):
     texts = documents(0, 40)
     texts[7] = texts[21] = None
     file = write_jsonl(tmp_path / "text.jsonl", texts)
-    data_set = HuggingFace(str(file), max_bad_samples=2).open(LENGTH)
+    data_set = Text(str(file), max_bad_samples=2).open(LENGTH)
     assert sum(text_of(all_tokens(side)).count(b"\0") for side in (data_set.train, data_set.held_out)) == 38
-    assert "row 7" in capsys.readouterr().err
+    assert "row 7" in caplog.text
     again = write_jsonl(tmp_path / "again.jsonl", texts)  # the cache does not know it
     refused("its text is NoneType, not text.*raise max_bad_samples", str(again), max_bad_samples=1)
 
 
-def test_a_file_that_cannot_be_read_is_named_and_left_out(data_folder, capsys):
+def test_a_file_that_cannot_be_read_is_named_and_left_out(data_folder, caplog):
     bad = sorted(data_folder.iterdir())[2]
     bad.write_bytes(b'{"text": "cut of' if bad.suffix == ".jsonl" else b"PAR1 and then nothing")
-    data_set = HuggingFace(str(data_folder)).open(LENGTH)
+    data_set = Text(str(data_folder)).open(LENGTH)
     assert sum(text_of(all_tokens(side)).count(b"\0") for side in (data_set.train, data_set.held_out)) == 225
-    assert f"{bad}" in capsys.readouterr().err
+    assert f"{bad}" in caplog.text
     refused(f"{bad.name}.*raise max_bad_samples", str(data_folder), max_bad_samples=0)
 
 
@@ -196,7 +168,7 @@ def test_a_file_that_cannot_be_read_is_named_and_left_out(data_folder, capsys):
 
 def refused(match: str, name: str, **options) -> None:
     with pytest.raises(UserError, match=match) as error:
-        HuggingFace(name, **options).open(LENGTH)
+        Text(name, **options).open(LENGTH)
     assert "\n" not in str(error.value)
 
 
@@ -207,22 +179,18 @@ def test_bad_input_is_one_line(tmp_path, streaming):
     refused(
         "has no column 'txt', its columns are text, label: set data.text_column", file, text_column="txt", **options
     )
-    refused("'nowhere.jsonl' cannot be loaded", "nowhere.jsonl", **options)
-    refused("'./nowhere' does not exist", "./nowhere", **options)
-    refused("files ending in '.bin' are of no known format", str(bytes_file(tmp_path)), **options)
+    binary = str(bytes_file(tmp_path))
+    refused("files ending in '.bin' are of no known format", binary, text_column="text", **options)
     refused(r"cannot be loaded .* hold 'train\['", file, split="train[", **options)
     refused("is one split: leave validation_split out", file, validation_split="test", **options)
     refused("the Hub cannot be reached", "nobody/nothing", **options)
     refused("data.tokenizer: .* cannot be loaded", file, tokenizer="nobody/nothing", **options)
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    refused("cannot be loaded", str(empty), **options)
     (tmp_path / "void.jsonl").touch()
     refused("cannot be loaded|has no rows", str(tmp_path / "void.jsonl"), **options)
     with pytest.raises(UserError, match="validation_fraction is 1"):
-        HuggingFace(file, validation_fraction=1)
+        Text(file, validation_fraction=1)
     with pytest.raises(UserError, match="max_bad_samples is -1"):
-        HuggingFace(file, max_bad_samples=-1)
+        Text(file, max_bad_samples=-1)
 
 
 def bytes_file(folder):
@@ -235,13 +203,13 @@ def test_a_column_of_numbers_is_no_text(tmp_path):
     file = str(write_jsonl(tmp_path / "text.jsonl", documents(0, 40), label=3))
     refused("holds int64, not text", file, text_column="label")
     with pytest.raises(UserError, match="its label is int, not text.*raise max_bad_samples"):
-        HuggingFace(file, text_column="label", streaming=True).open(LENGTH).validation(2)
+        Text(file, text_column="label", streaming=True).open(LENGTH).validation(2)
 
 
 def test_too_little_text_is_refused(tmp_path):
     refused("has one row", str(write_jsonl(tmp_path / "one.jsonl", ["a text"])))
     refused("needs 9, the training data has 2", str(write_jsonl(tmp_path / "two.jsonl", ["a", "b"])))
-    data_set = HuggingFace(str(tmp_path / "two.jsonl"), streaming=True).open(LENGTH)
+    data_set = Text(str(tmp_path / "two.jsonl"), streaming=True).open(LENGTH)
     with pytest.raises(UserError, match="needs 9, the validation data has 2"):
         data_set.validation(2)
 
@@ -265,10 +233,10 @@ class Hub(BaseHTTPRequestHandler):
 OPEN_THEM = """
 import sys
 from isthmus.core import UserError
-from isthmus.data.huggingface import HuggingFace
+from isthmus.data.text import Text
 for name in sys.argv[1:]:
     try:
-        HuggingFace(name).open(8)
+        Text(name).open(8)
     except UserError as error:
         print(error)
 """
@@ -298,7 +266,7 @@ def test_a_hub_that_refuses(tmp_path):
 
 def test_a_vocabulary_too_small_for_the_tokenizer_is_refused(tmp_path, tokenizer_folder):
     file = str(write_jsonl(tmp_path / "text.jsonl", documents(0, 40)))
-    spec = {"type": "huggingface", "name": file, "tokenizer": str(tokenizer_folder)}
+    spec = {"type": "text", "source": file, "tokenizer": str(tokenizer_folder)}
     config = tmp_path / "run.yaml"
     config.write_text(yaml.safe_dump({"model": {"type": "gpt_neo", "sequence_length": 8}, "data": spec}))
     run = load_config(config)
@@ -311,7 +279,3 @@ def test_the_vocabulary_of_a_model_of_transformers_is_known(tmp_path):
         vocab_size=99, hidden_size=8, num_layers=2, attention_types=[[["global", "local"], 1]]
     ).save_pretrained(tmp_path)
     assert HuggingFaceModel(str(tmp_path)).vocab_size == 99
-
-
-def test_the_registered_name():
-    assert DATA.get("huggingface") is HuggingFace

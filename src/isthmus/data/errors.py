@@ -1,0 +1,84 @@
+"""What cannot be read: samples that are passed over up to a limit, and errors that pass by themselves."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import zlib
+
+from isthmus.core.types import UserError
+
+PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before a source is asked again
+TO_UTF_8 = "convert it to UTF-8 (iconv -f UTF-16 -t UTF-8 OLD > NEW, or whatever its encoding is)"
+
+_log = logging.getLogger(__name__)
+_FOR_GOOD = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, EOFError, zlib.error)
+_NETWORK_LIBRARIES = frozenset(
+    {"aiohttp", "httpx", "httpcore", "httpx2", "httpcore2", "requests", "urllib3", "botocore"}
+)
+
+
+class ErrorBudget:
+    """The samples that one process could not read. Several threads may use it.
+
+    Args:
+        limit: samples that are passed over; one more ends the run.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._names: set[str] = set()
+        self._lock = threading.Lock()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def add(self, name: str, error: Exception) -> None:
+        """Log once that a sample is bad, and why.
+
+        Raises:
+            UserError: it is one too many.
+        """
+        with self._lock:
+            if name in self._names:
+                return
+            self._names.add(name)
+            reason = reason_of(error)
+            if len(self) > self._limit:
+                raise UserError(
+                    f"data: {name!r} cannot be read ({reason}), the bad sample number {len(self)}: "
+                    "mend the data, or raise max_bad_samples"
+                )
+            _log.warning(
+                "data: %r cannot be read (%s): it is passed over, %d of at most %d",
+                name,
+                reason,
+                len(self),
+                self._limit,
+            )
+
+
+def is_passing(error: BaseException) -> bool:
+    """Tell whether the same question may have an answer a little later: faults of the network, not of the data."""
+    if isinstance(error, _FOR_GOOD):
+        return False
+    if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _NETWORK_LIBRARIES:
+        return True
+    return error.__cause__ is not None and is_passing(error.__cause__)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what an error says in one line, or its kind where it says nothing."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not UTF-8: {TO_UTF_8}"
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return " ".join(text.split()) or type(error).__name__
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its kind where it has none."""
+    text = str(error).strip()
+    return text.split("\n", 1)[0] if text else type(error).__name__

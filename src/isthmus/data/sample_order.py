@@ -1,0 +1,126 @@
+"""Samples that are found by number, the one endless order in which all are read, and workers that share it out."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from isthmus.core.types import UserError
+from isthmus.data.base import Batches, DataSet, Positions, SampleOrder, check_batch_size
+from isthmus.data.shuffle import permute
+from isthmus.data.streaming import StreamedDataSet
+from isthmus.inner.step import Batch
+
+
+class NumberedSamples(Protocol):
+    """Samples by number: images in a folder, recordings, rows of a table."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that differs where a number stands for another sample."""
+        ...
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """What a sample counts for: 1 for an image, tokens or seconds of sound."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, numbers: Positions, seeds: Positions | None) -> Batch:
+        """Return these samples, all in one shape; altered at random by `seeds`, one each, where given."""
+        ...
+
+
+class ShuffledOrder:
+    """Numbered samples in one endless order, which is another one in every epoch, drawn from (seed, epoch)."""
+
+    def __init__(self, samples: NumberedSamples, seed: int) -> None:
+        self._samples, self._seed = samples, seed
+        self.num_samples, self.tokens_per_sample = len(samples), samples.tokens_per_sample
+        text = f"{samples.fingerprint} {len(samples)} {seed}"
+        self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def read(self, positions: Positions) -> Batch:
+        """Return the samples at these positions; what is random about them depends on seed and position alone."""
+        epochs, indices = np.divmod(positions, self.num_samples)
+        numbers = np.empty_like(positions)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            numbers[here] = permute(indices[here], self.num_samples, f"{self._seed}/{epoch}")
+        return self._samples.read(numbers, positions + self._seed * 0x9E3779B97F4A7C15 % 2**62)
+
+
+class NumberedDataSet:
+    """Numbered samples to train on and to evaluate with.
+
+    Args:
+        train: the samples to train on.
+        validation: the samples to evaluate with, read without anything random.
+        sizes: what a model must have at least, by the names of its options.
+    """
+
+    def __init__(self, train: NumberedSamples, validation: NumberedSamples, sizes: dict[str, int]) -> None:
+        for name, samples in (("training", train), ("validation", validation)):
+            if len(samples) == 0:
+                raise UserError(f"data: there are no {name} samples; give more data, or another validation_fraction")
+        self.train, self.held_out, self.sizes = train, validation, sizes
+
+    def sample_order(self, seed: int = 0) -> ShuffledOrder:
+        """Return all training samples, in the order that `seed` chooses."""
+        return ShuffledOrder(self.train, seed)
+
+    def validation(self, batch_size: int, num_samples: int = 256) -> list[Batch]:
+        """Return samples spread evenly over the validation data; all of them where they are fewer than asked for."""
+        size = len(self.held_out)
+        chosen = np.linspace(0, size - 1, min(num_samples, size)).astype(np.int64)
+        return [self.held_out.read(chosen[i : i + batch_size], None) for i in range(0, len(chosen), batch_size)]
+
+
+class OrderedBatches:
+    """The batches of worker w of W, who are always the same: every W-th of the order, so all samples are read once.
+
+    Args:
+        order: of the samples, the same for all workers.
+        batch_size: samples a batch.
+        worker: number of this worker, from 0.
+        num_workers: that share the order.
+    """
+
+    def __init__(self, order: SampleOrder, batch_size: int, worker: int = 0, num_workers: int = 1) -> None:
+        check_batch_size(batch_size, order.num_samples)
+        self.tokens_per_batch = batch_size * order.tokens_per_sample
+        self._order, self._batch_size = order, batch_size
+        self._worker, self._num_workers = worker, num_workers
+        self._position = 0  # in the order, where all workers' next batches begin
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        """Return the next batch; one may join the ends of two epochs."""
+        first = self._position + self._worker * self._batch_size
+        self._position += self._num_workers * self._batch_size
+        return self._order.read(np.arange(first, first + self._batch_size))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, which does not depend on the worker, and what it is a position in."""
+        return {"position": self._position, "fingerprint": self._order.fingerprint}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to a saved position, of any worker among any number; refuse one in other data."""
+        if state_dict["fingerprint"] != self._order.fingerprint:
+            raise UserError(
+                f"data: the saved position is one in data {state_dict['fingerprint']}, these are "
+                f"{self._order.fingerprint}: restore the data, their seed and sample size, or start a new run"
+            )
+        self._position = state_dict["position"]
+
+
+def open_batches(data_set: DataSet, seed: int, batch_size: int, worker: int, num_workers: int) -> Batches:
+    """Return one worker's batches: of its own shards, where data can only be read in order, else of the shared one."""
+    if isinstance(data_set, StreamedDataSet):
+        return data_set.batches(seed, batch_size, worker, num_workers)
+    return OrderedBatches(data_set.sample_order(seed), batch_size, worker, num_workers)

@@ -1,0 +1,270 @@
+"""What is read as it comes: each worker its own shards, epoch after epoch, ahead, with a position that can be saved."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from queue import Empty, Queue
+from typing import Any, ClassVar, Never, Self
+
+from isthmus.core.types import UserError
+from isthmus.data.base import Batches, check_batch_size
+from isthmus.data.shards import Row, ShardPart, ShardRows, Shards, assign_shards
+from isthmus.data.source import Source
+from isthmus.data.validation import rows_between_held_out
+from isthmus.inner.step import Batch
+
+_IDLE_EPOCHS = 10  # without a sample, until a worker gives up
+_GOODBYE_SECONDS = 10.0  # for a thread that hangs on the network when the program ends
+
+
+@dataclass(frozen=True)
+class StreamedSplits:
+    """The shards to train on and to evaluate with.
+
+    Attributes:
+        train: shards to train on.
+        held_out: shards to evaluate with.
+        every: which rows of `train` are held out instead, where `held_out` is `train`: every so many; 0: none.
+        name: of the data, for messages.
+    """
+
+    train: Shards
+    held_out: Shards
+    every: int
+    name: str
+
+    def holds_out(self, row: int) -> bool:
+        """Tell whether a row of `train` is kept for validation."""
+        return self.every > 0 and row % self.every == 0
+
+    def held_out_rows(self) -> Iterator[Row]:
+        """Yield the rows of the validation data, shard after shard."""
+        for number in range(self.held_out.num_shards):
+            for row in self.held_out.open(number):
+                if self.every == 0 or self.holds_out(row.number):
+                    yield row
+
+
+def open_splits(
+    source: Source, held_out: Source | None, fraction: float, load_shards: Callable[[Source], Shards]
+) -> StreamedSplits:
+    """Open a split each, or every so many rows of one.
+
+    Args:
+        source: of the training data.
+        held_out: of the validation data, where they have one of their own.
+        fraction: of the rows that is held out, where they have none.
+        load_shards: finds the shards of a source.
+    """
+    train = load_shards(source)
+    validation = train if held_out is None else load_shards(held_out)
+    every = rows_between_held_out(fraction) if held_out is None else 0
+    return StreamedSplits(train, validation, every, f"{source.name}:{source.split}")
+
+
+@dataclass(frozen=True)
+class StreamedDataSet(ABC):
+    """Data that can only be read in order; see `base.DataSet`."""
+
+    splits: StreamedSplits
+
+    @property
+    @abstractmethod
+    def sizes(self) -> dict[str, int]:
+        """What a model must have at least, as far as it is known before reading."""
+
+    @property
+    @abstractmethod
+    def tokens_per_sample(self) -> int:
+        """What a sample counts for."""
+
+    @property
+    @abstractmethod
+    def form(self) -> tuple[object, ...]:
+        """What a sample depends on beside the rows, as plain values."""
+
+    @abstractmethod
+    def batches(self, seed: int, batch_size: int, worker: int, num_workers: int) -> PrefetchedBatches:
+        """Return the batches of one worker, read ahead."""
+
+    @abstractmethod
+    def validation(self, batch_size: int, num_samples: int = 256) -> list[Batch]:
+        """Return the first samples of the validation data, `num_samples` at most."""
+
+    def sample_order(self, seed: int = 0) -> Never:
+        """Refuse: what is streamed has no samples by number, so nobody can say which comes when."""
+        raise UserError(
+            "data: workers that come and go share samples by number, which streamed data do not have: "
+            "set data.streaming to false, or outer.transport.type to torch_dist"
+        )
+
+    def fingerprint(self, seed: int) -> str:
+        """Return what differs where a position stands for another sample, as far as that shows without reading."""
+        parts = [self.splits.name, self.splits.train.num_shards, self.splits.every, *self.form, seed]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+class StreamedBatches(ABC):
+    """One worker's batches. It reads its pieces of an epoch one after the other, then begins the next epoch.
+
+    Args:
+        data_set: the data.
+        seed: of all that is random.
+        batch_size: samples a batch.
+        worker: number of this worker, from 0.
+        num_workers: that share the data.
+    """
+
+    unit: ClassVar[str]  # what it looks for, for messages
+
+    def __init__(self, data_set: StreamedDataSet, seed: int, batch_size: int, worker: int, num_workers: int) -> None:
+        check_batch_size(batch_size)
+        self.tokens_per_batch = batch_size * data_set.tokens_per_sample
+        self._splits, self._fingerprint = data_set.splits, data_set.fingerprint(seed)
+        self._seed, self._batch_size = seed, batch_size
+        self._worker, self._num_workers = worker, num_workers
+        self._epoch, self._idle_epochs = -1, 0
+        self._epochs_of_batch = 0  # begun since the last batch was taken
+        self._pieces: list[ShardPart] = []  # the first is being read
+        self._rows: ShardRows | None = None  # of the first piece's shard, once it is opened
+
+    def __iter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    def __next__(self) -> Batch:
+        """Return the next batch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position; it becomes wrong with no later batch."""
+        return {
+            "fingerprint": self._fingerprint,
+            "seed": self._seed,
+            "num_shards": self._splits.train.num_shards,
+            "epoch": self._epoch,
+            "pieces": list(self._pieces),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to a saved position; refuses one in other data."""
+        if state_dict["fingerprint"] != self._fingerprint:
+            raise UserError(
+                f"data: the saved position is one in data {state_dict['fingerprint']}, these are {self._fingerprint}: "
+                "restore the data, their seed and sample size, or start a new run"
+            )
+        self._epoch, self._pieces, self._rows = state_dict["epoch"], list(state_dict["pieces"]), None
+
+    def _own_rows(self) -> Iterator[Row]:
+        """The rows that are still to come of the first piece."""
+        piece = self._pieces[0]
+        if self._rows is None:
+            self._rows = self._splits.train.open(piece["shard"], piece["position"])
+        for row in self._rows:
+            if row.number % piece["parts"] == piece["part"] and not self._splits.holds_out(row.number):
+                yield row
+
+    def _move_position(self, **more: Any) -> None:
+        """The first piece goes on after the last row that was read of it."""
+        if self._rows is not None:
+            self._pieces[0] = {**self._pieces[0], "position": self._rows.state_dict(), **more}
+
+    def _end_piece(self) -> None:
+        del self._pieces[0]
+        self._rows = None
+
+    def _begin_epoch(self) -> None:
+        if self._idle_epochs == _IDLE_EPOCHS:
+            raise UserError(
+                f"data: worker {self._worker} found no {self.unit} in {self._splits.name!r}, {_IDLE_EPOCHS} epochs "
+                "long: give more data than validation takes"
+            )
+        if self._epochs_of_batch > 1 and not self._idle_epochs:  # a whole one was not enough
+            raise UserError(
+                f"data: worker {self._worker} has read all of {self._splits.name!r} and found fewer than "
+                f"{self._batch_size} samples: lower inner.batch_size, or give more data"
+            )
+        self._idle_epochs += 1
+        self._epochs_of_batch += 1
+        self._epoch += 1
+        self._pieces = assign_shards(
+            self._splits.train.num_shards, self._seed, self._epoch, self._worker, self._num_workers
+        )
+
+
+class PrefetchedBatches:
+    """Batches read ahead in a thread; the position is that of what was taken, not of what was read.
+
+    Args:
+        batches: nobody else may read them.
+        ahead: how many are read before they are asked for.
+    """
+
+    def __init__(self, batches: Batches, ahead: int = 4) -> None:
+        self.tokens_per_batch = batches.tokens_per_batch
+        self._batches, self._ahead = batches, ahead
+        self._position = batches.state_dict()
+        self._stop: weakref.finalize[Any, Any] | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        """Return the next batch; raise what reading it raised."""
+        if self._stop is None:
+            self._start()
+        item = self._queue.get()
+        if isinstance(item, Exception):
+            self.close()
+            raise item
+        batch, self._position = item
+        result: Batch = batch
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last batch that was taken."""
+        return self._position
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to a saved position; what was read ahead is forgotten."""
+        self.close()
+        self._batches.load_state_dict(state_dict)
+        self._position = self._batches.state_dict()
+
+    def close(self) -> None:
+        """End the thread, and go back to the position of what was taken; the next batch starts another thread."""
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
+            self._batches.load_state_dict(self._position)
+
+    def _start(self) -> None:
+        self._queue: Queue[Any] = Queue(self._ahead)
+        stopping = threading.Event()
+        thread = threading.Thread(target=_fill, args=(self._batches, self._queue, stopping), daemon=True, name="data")
+        thread.start()
+        # also called at the end of the program: a thread in the middle of a library would take it down
+        self._stop = weakref.finalize(self, _end, thread, self._queue, stopping)
+
+
+def _fill(batches: Batches, queue: Queue[Any], stopping: threading.Event) -> None:
+    while not stopping.is_set():
+        try:
+            item: Any = (next(batches), batches.state_dict())
+        except Exception as error:  # it is raised where the batch is asked for
+            queue.put(error)
+            return
+        queue.put(item)
+
+
+def _end(thread: threading.Thread, queue: Queue[Any], stopping: threading.Event) -> None:
+    stopping.set()
+    try:
+        while True:  # it may be waiting for a free place
+            queue.get_nowait()
+    except Empty:
+        thread.join(_GOODBYE_SECONDS)

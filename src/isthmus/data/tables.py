@@ -1,0 +1,200 @@
+"""Rows of tables, and data sets by name: what the `datasets` library reads, and its errors in one line."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import numpy as np
+
+from isthmus.core.types import UserError
+from isthmus.data.errors import TO_UTF_8, ErrorBudget, first_line
+from isthmus.data.source import Source, cannot_stream
+from isthmus.data.validation import RowNumbers, held_out_rows
+
+_KINDS = {"Image": "images", "Audio": "sound"}  # of files, and what they hold
+_FOLDERS = frozenset({"imagefolder", "audiofolder"})  # builders that read one file a sample
+
+
+def load(source: Source, budget: ErrorBudget) -> Any:
+    """Return the `datasets.Dataset`, or `IterableDataset` where it streams.
+
+    Args:
+        source: of the data.
+        budget: where files here go that cannot be read and are left out; a streamed one does so when it is its turn.
+
+    Raises:
+        UserError: it is not there, not for everybody, or not readable.
+    """
+    datasets = import_datasets()
+    from pyarrow import ArrowInvalid
+
+    arguments = source.arguments | {"split": source.split, "streaming": source.streaming}
+    try:
+        return datasets.load_dataset(**arguments)
+    except (datasets.exceptions.DatasetGenerationError, ArrowInvalid) as error:
+        good = _readable_files(datasets, source, budget) if source.is_here else []
+        if not good:
+            raise UserError(_explain(source, error.__cause__ or error)) from error
+        return datasets.load_dataset(**arguments | {"data_files": {source.whole_split: good}})
+    except Exception as error:  # builders raise whatever their libraries raise
+        raise UserError(_explain(source, error)) from error
+
+
+def load_splits(
+    source: Source, held_out: Source | None, fraction: float, budget: ErrorBudget
+) -> list[tuple[Any, RowNumbers]]:
+    """Return the `datasets.Dataset` and the numbers of its rows to train on, and the same to evaluate with.
+
+    Args:
+        source: of the training data.
+        held_out: the source of the validation data, where they have a split of their own.
+        fraction: of the rows that is held out, where they have none.
+        budget: where files go that cannot be read.
+    """
+    dataset = load(source, budget)
+    rows = np.arange(len(dataset))
+    if held_out is not None:
+        validation = load(held_out, budget)
+        return [(dataset, rows), (validation, np.arange(len(validation)))]
+    if len(rows) < 2:
+        raise UserError(f"data: split {source.split!r} of {source.name!r} has {len(rows)} rows: set validation_split")
+    chosen = held_out_rows(len(rows), fraction)
+    return [(dataset, np.setdiff1d(rows, chosen)), (dataset, chosen)]
+
+
+def load_files(source: Source, columns: Mapping[str, str], kind: str, budget: ErrorBudget) -> Any:
+    """Return the `datasets.IterableDataset` of these columns, the first of which holds files, as {"bytes", "path"}.
+
+    Nothing is decoded: the library would end a shard at its first damaged file.
+
+    Args:
+        source: of the data, which are streamed.
+        columns: their names, by the options that say them.
+        kind: of the files: a feature of the library.
+        budget: see `load`.
+
+    Raises:
+        UserError: as in `load`; or files are not in the rows, a column is not there, or holds something else.
+    """
+    datasets, dataset = import_datasets(), load(source, budget)
+    if dataset.features is None or dataset.builder_name in _FOLDERS:
+        raise cannot_stream(source.name)
+    for option, column in columns.items():
+        check_column(source.name, option, column, list(dataset.features))
+    option, column = next(iter(columns.items()))
+    check_kind(source.name, option, column, dataset.features[column], kind)
+    plain = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+    return dataset.decode(False).cast_column(column, plain).select_columns(list(columns.values()))
+
+
+def map_once(
+    dataset: Any,
+    function: Callable[..., dict[str, Any]],
+    columns: list[str],
+    parts: list[Any],
+    features: dict[str, Any],
+    description: str,
+    **options: Any,
+) -> Any:
+    """Return the data set that `Dataset.map` makes of some columns: one process of a machine does it, others find it.
+
+    Args:
+        dataset: a `datasets.Dataset`.
+        function: of the values of `columns`.
+        columns: that it is given.
+        parts: all on which the result depends beside the data.
+        features: columns of the result, by name.
+        description: of what is done, for the progress bar.
+        options: for `Dataset.map`.
+    """
+    from datasets import Features, config
+    from filelock import FileLock
+
+    fingerprint = hashlib.sha256(repr([dataset._fingerprint, columns, parts]).encode()).hexdigest()[:16]
+    folder = Path(config.HF_DATASETS_CACHE).expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f"isthmus-{fingerprint}.lock"):
+        return dataset.map(
+            function,
+            input_columns=columns,
+            remove_columns=dataset.column_names,
+            features=Features(features),
+            new_fingerprint=fingerprint,
+            desc=description,
+            **options,
+        )
+
+
+def import_datasets() -> ModuleType:
+    """Return the library, which takes seconds to import."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(f"datasets is not installed: pip install 'isthmus[datasets]' ({error})") from error
+    return cast(ModuleType, datasets)
+
+
+def check_column(name: str, option: str, column: str, columns: list[str]) -> None:
+    """Refuse a column that is not there.
+
+    Args:
+        name: of the data.
+        option: that names the column.
+        column: the name.
+        columns: that there are.
+    """
+    if column not in columns:
+        raise UserError(
+            f"data: {name!r} has no column {column!r}, its columns are {', '.join(columns)}: set data.{option}"
+        )
+
+
+def check_kind(name: str, option: str, column: str, feature: Any, kind: str) -> None:
+    """Refuse a column of something else than files of one kind.
+
+    Args:
+        name: of the data.
+        option: that names the column.
+        column: the name.
+        feature: that the column is.
+        kind: that it must be.
+    """
+    if type(feature).__name__ != kind:
+        raise UserError(f"data: column {column!r} of {name!r} does not hold {_KINDS[kind]}: set data.{option}")
+
+
+def _readable_files(datasets: ModuleType, source: Source, budget: ErrorBudget) -> list[str]:
+    """The files that can be read to their end; none where all can, so that something else is wrong."""
+    arguments = source.arguments
+    builder = datasets.load_dataset_builder(**arguments)
+    files = [str(file) for file in builder.config.data_files[source.whole_split]]
+    good = []
+    for file in files:
+        only = {"data_files": {source.whole_split: [file]}}
+        try:
+            for _ in datasets.load_dataset(**arguments | only, split=source.whole_split, streaming=True):
+                pass
+            good.append(file)
+        except Exception as error:  # readers raise whatever their libraries raise
+            budget.add(file, error)
+    return good if len(good) < len(files) else []
+
+
+def _explain(source: Source, error: BaseException) -> str:
+    reason = first_line(error).rstrip(".")
+    if isinstance(error, UnicodeDecodeError):
+        return f"data: {source.name!r} is not UTF-8: {TO_UTF_8}"
+    if source.is_here:
+        return f"data: {source.name!r} cannot be loaded ({reason}); give a folder or files that hold {source.split!r}"
+    if "gated" in reason:
+        return f"data: {reason}; then log in with 'hf auth login', or set HF_TOKEN"
+    if isinstance(error, ConnectionError):
+        return (
+            f"data: {source.name!r} is not on this machine, and the Hub cannot be reached ({reason}); "
+            "check the network, or give a folder or files"
+        )
+    return f"data: {source.name!r} cannot be loaded ({reason}); check data.source, data.config and data.split"
