@@ -67,8 +67,8 @@ def attach(
     )
     method = override(_make_recipe(recipe, plan), overrides)
     if spec is not None:
-        identity = _identity(method, plan, state_dict)
-        given = {"identity": identity, "expected_workers": num_workers, "ranks_per_worker": ranks_per_worker}
+        shared_config = _shared_config(method, plan, state_dict)
+        given = {"shared_config": shared_config, "expected_workers": num_workers, "ranks_per_worker": ranks_per_worker}
         kind = build(TRANSPORTS, spec, **given)
     options = {"steps": plan.steps if plan.elastic else None, "hash_every": overrides.get("hash_every", 10)}
     try:
@@ -112,7 +112,7 @@ def _make_recipe(recipe: str | Recipe | Callable[[Plan], Recipe], plan: Plan) ->
     return made
 
 
-def _identity(method: Recipe, plan: Plan, state_dict: State | None) -> dict[str, str]:
+def _shared_config(method: Recipe, plan: Plan, state_dict: State | None) -> dict[str, str]:
     """Return what all workers must have alike, as they tell one another when they join."""
     parts = {name: getattr(method, name) for name in ("schedule", "compressor", "merge", "optimizer", "split")}
     known: dict[str, Any] = {
