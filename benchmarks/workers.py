@@ -82,7 +82,7 @@ class Workers:
     def __init__(self, folder: Path, config: Path, overrides: list[str], program: tuple[str, ...] = ("-m", "isthmus")):
         sets = [part for value in [*overrides, f"train.run_dir={folder}"] for part in ("--set", value)]
         self.folder, self.all = folder, dict[int, Worker]()
-        self._command = [sys.executable, *program, "train", str(config), "--on-leash", *sets]
+        self._command = [sys.executable, *program, "train", str(config), "--follow-stdin", *sets]
 
     def __enter__(self) -> Self:
         """None yet."""

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -37,17 +37,19 @@ def wait_until(condition: Callable[[], object], within_seconds: float = 60) -> N
         time.sleep(0.02)
 
 
-def worker_pids(run_dir: Path) -> list[int]:
-    """Processes that were given this run's configuration, the launcher aside."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if str(run_dir / "logs/config.yaml").encode() in words:
-            found.append(int(path.parent.name))
-    return sorted(found)
+def workers_of(launcher: subprocess.Popen) -> dict[str, int]:
+    """The processes that a launcher's server has started, by their names: "worker-1", "worker-1-rank-1"."""
+    pids = [worker for server in _children(launcher.pid) for worker in _children(server)]
+    return {Path(f"/proc/{pid}/comm").read_text().strip(): pid for pid in pids}
+
+
+def _children(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in path.read_text().split()] if path.exists() else []
+
+
+def all_gone(pids: Iterable[int]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def events(run_dir: Path, kind: str, worker: int = 0) -> list[dict]:

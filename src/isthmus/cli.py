@@ -85,9 +85,12 @@ def demo(
     steps: Annotated[int, typer.Option(min=1, help="Inner steps of each run.")] = 240,
 ) -> None:
     """Train a small model in six ways on this machine and compare them in one table."""
-    from isthmus.tools.demo import run_demo
+    from isthmus.tools.fork_server import ForkServer
 
-    run_demo(run_dir, steps, _console())
+    with ForkServer() as server:  # it imports while this process does
+        from isthmus.tools.demo import run_demo
+
+        run_demo(run_dir, steps, _console(), server)
 
 
 @app.command()
@@ -95,31 +98,34 @@ def train(
     config: ConfigPath,
     overrides: Overrides = None,
     resume: Resume = False,
-    on_leash: Annotated[bool, typer.Option(hidden=True, help="End when standard input closes.")] = False,
+    follow_stdin: Annotated[bool, typer.Option("--follow-stdin", "--on-leash", hidden=True)] = False,
 ) -> None:
     """Run one worker: alone, or one rank of it under torchrun."""
     from isthmus.recipes import load_config
-    from isthmus.tools.launch import follow_launcher
     from isthmus.tools.record import Record
+    from isthmus.tools.workers import follow_stdin as begin_to_follow
     from isthmus.train.worker import train
 
-    if on_leash:
-        follow_launcher()
+    if follow_stdin:
+        begin_to_follow()
     loaded = load_config(config, overrides or [], resume=resume)
     part = train(loaded, resume)
-    if part["finished"] and loaded.train.workers == 1 and not on_leash:
+    if part["finished"] and loaded.train.workers == 1 and not follow_stdin:
         _report(Record.read(Path(loaded.train.run_dir)), _console())
 
 
 @app.command()
 def launch(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = None, resume: Resume = False) -> None:
     """Run all workers on this machine, with live progress and a report."""
-    from isthmus.recipes import load_config
-    from isthmus.tools.launch import how_to_resume
-    from isthmus.tools.launch import launch as run
+    from isthmus.tools.fork_server import ForkServer
 
-    loaded, console = load_config(config, overrides or [], workers, resume), _console()
-    record = run(loaded, console, resume)
+    with ForkServer() as server:  # it imports while this process does
+        from isthmus.recipes import load_config
+        from isthmus.tools.launch import launch as run
+        from isthmus.tools.workers import how_to_resume
+
+        loaded, console = load_config(config, overrides or [], workers, resume), _console()
+        record = run(loaded, console, server, resume)
     if record:
         _report(record, console)
     else:
@@ -248,7 +254,8 @@ def _explain(error: Exception) -> tuple[str, int]:
         return f"{error.format_message().rstrip('.')}; see isthmus --help", 2
 
     from isthmus.core import UserError
-    from isthmus.tools.launch import Interrupted, WorkerFailed
+    from isthmus.tools.launch import Interrupted
+    from isthmus.tools.workers import WorkerFailed
     from isthmus.train.checkpoint import NotSaved
     from isthmus.transport import TransportError
 

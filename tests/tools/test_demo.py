@@ -11,6 +11,7 @@ from isthmus.core import UserError
 from isthmus.recipes import RECIPES
 from isthmus.tools import demo
 from isthmus.tools.demo import DemoRun, run_demo
+from isthmus.tools.fork_server import ForkServer
 
 TINY = {
     "model": {
@@ -40,8 +41,8 @@ def test_the_demo_compares_runs_and_replaces_an_older_one(tiny):
     (tiny / "demo.yaml").touch()
     (tiny / "old").touch()
     console = Console(width=120)
-    with console.capture() as captured:
-        run_demo(tiny, 10, console, TWO_RUNS)
+    with console.capture() as captured, ForkServer() as server:
+        run_demo(tiny, 10, console, server, TWO_RUNS)
     text = captured.get()
     assert "holds an older demo: it is replaced" in text
     assert "2 of 2: two" in text
@@ -62,7 +63,7 @@ def test_a_folder_with_something_else_is_left_alone(tiny):
     tiny.mkdir()
     (tiny / "thesis.tex").touch()
     with pytest.raises(UserError, match="is not a demo"):
-        run_demo(tiny, 10, Console(), TWO_RUNS)
+        run_demo(tiny, 10, Console(), ForkServer(), TWO_RUNS)
     assert (tiny / "thesis.tex").exists()
 
 

@@ -199,7 +199,7 @@ def work(folder: Path, rank: int, resume: bool, deaths: list[tuple[str, int]]) -
         if not marker.exists():
             die(point, number, marker)
             break
-    sys.argv = ["isthmus", "train", str(folder / "run.yaml"), "--on-leash", *(["--resume"] if resume else [])]
+    sys.argv = ["isthmus", "train", str(folder / "run.yaml"), "--follow-stdin", *(["--resume"] if resume else [])]
     main()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from test_elastic_runs import ROOT, RUN, launch, stop_and_resume, syncs, wait_for
+from tests.launched import workers_of
 
 STEPS = 600
 NAMES = ("worker-0", "worker-0-rank-1", "worker-1", "worker-1-rank-1")
@@ -30,27 +31,17 @@ def write(folder: Path, engine: str) -> Path:
     return path
 
 
-def ranks_of(launcher: subprocess.Popen, worker: int) -> dict[int, int]:
-    """Rank: process."""
-    found = {}
-    for process in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
-        environment = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
-        values = dict(entry.split("=", 1) for entry in environment if "=" in entry)
-        if values.get("ISTHMUS_WORKER") == str(worker):
-            found[int(values["RANK"])] = int(process)
-    return found
-
-
 @pytest.mark.parametrize("engine", ["torchft", "hivemind"])
 def test_a_worker_that_lost_a_rank_comes_back_whole(tmp_path, engine):
     launcher = launch(write(tmp_path, engine))
     try:
         wait_for(launcher, lambda: len(syncs(tmp_path, 0)) > 5)
-        before = ranks_of(launcher, 1)
-        os.kill(before[1], signal.SIGKILL)
+        before = workers_of(launcher)
+        os.kill(before["worker-1-rank-1"], signal.SIGKILL)
         wait_for(launcher, lambda: any(sync["num_peers"] == 1 for sync in syncs(tmp_path, 0)))
         wait_for(launcher, lambda: syncs(tmp_path, 0)[-1]["num_peers"] == 2)
-        assert not set(ranks_of(launcher, 1).values()) & set(before.values()), "the other rank was started again too"
+        stayed = set(workers_of(launcher).items()) & set(before.items())
+        assert {name for name, _ in stayed} == set(NAMES[:2]), "the other rank was started again too"
         stop_and_resume(launcher, tmp_path)
     finally:
         launcher.kill()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.launched import workers_of
 
 ROOT = Path(__file__).parents[2]
 RUN = {
@@ -40,16 +41,6 @@ def launch(config: Path, *options: str) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def workers_of(launcher: subprocess.Popen) -> dict[int, int]:
-    """Rank: process."""
-    found = {}
-    for process in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
-        environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-        ranks = [entry[5:] for entry in environment if entry.startswith(b"RANK=")]
-        found |= {int(rank): int(process) for rank in ranks}
-    return found
-
-
 def syncs(folder: Path, worker: int) -> list[dict]:
     path = folder / f"run/metrics/worker-{worker}.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
@@ -71,11 +62,12 @@ def final_state(folder: Path, worker: int) -> dict:
     return json.loads((newest / "state.json").read_text())
 
 
-def stop_and_resume(launcher: subprocess.Popen, folder: Path) -> None:
-    """As the launcher says when it is told to stop; to the end."""
+def stop_and_resume(launcher: subprocess.Popen, folder: Path) -> str:
+    """As the launcher says when it is told to stop; to the end. Returns what it had said."""
     launcher.send_signal(signal.SIGINT)
-    output, _ = launcher.communicate(timeout=60)
-    assert f"go on with: isthmus launch {folder}/run/config.yaml --resume" in output.replace("\n", "")
+    said, _ = launcher.communicate(timeout=60)
+    assert json.loads((folder / "run/summary.json").read_text())["num_restarts"].count(1) == 1
+    assert f"go on with: isthmus launch {folder}/run/config.yaml --resume" in said.replace("\n", "")
     (folder / "go").touch()
     resumed = launch(folder / "run/config.yaml", "--resume")
     try:
@@ -83,6 +75,7 @@ def stop_and_resume(launcher: subprocess.Popen, folder: Path) -> None:
     finally:
         resumed.kill()
     assert resumed.returncode == 0, output
+    return said
 
 
 @pytest.mark.parametrize("engine", ["torchft", "hivemind"])
@@ -91,14 +84,18 @@ def test_a_killed_worker_is_started_again_and_catches_up(tmp_path, engine):
     launcher = launch(write(tmp_path, engine))
     try:
         wait_for(launcher, lambda: len(syncs(tmp_path, 0)) > 10)
-        victim = workers_of(launcher)[2]
+        victim = workers_of(launcher)["worker-2"]
         os.kill(victim, signal.SIGKILL)
         wait_for(launcher, lambda: any(sync["num_peers"] == 2 for sync in syncs(tmp_path, 0)))
         wait_for(launcher, lambda: syncs(tmp_path, 0)[-1]["num_peers"] == 3)
-        assert workers_of(launcher)[2] != victim
-        stop_and_resume(launcher, tmp_path)
+        assert workers_of(launcher)["worker-2"] != victim
+        said = stop_and_resume(launcher, tmp_path)
     finally:
         launcher.kill()
+    assert "streaming: worker 2 was killed by SIGKILL: it is started again, for the 1. time\n" in said
+    lines = (tmp_path / "run/metrics/worker-2.jsonl").read_text().splitlines()
+    (restart,) = [event for event in map(json.loads, lines) if event["event"] == "restart"]
+    assert (restart["number"], restart["reason"]) == (1, "was killed by SIGKILL")
     ledgers = [final_state(tmp_path, worker)["method"]["elastic"]["replicated_state"] for worker in range(3)]
     assert ledgers[0] == ledgers[1] == ledgers[2]
     assert ledgers[0]["samples"] > 0

@@ -14,10 +14,11 @@ from rich.console import Console
 from isthmus.config import RunConfig
 from isthmus.core import UserError
 from isthmus.recipes import load_config
-from isthmus.tools.launch import Interrupted, launch, num_cores
-from isthmus.tools.plot import draw
+from isthmus.tools.fork_server import ForkServer
+from isthmus.tools.launch import Interrupted, launch
 from isthmus.tools.record import Record
 from isthmus.tools.report import compare, make_table
+from isthmus.tools.workers import num_cores
 
 BASE = Path(__file__).with_name("demo.yaml")
 WORKERS = 4
@@ -50,7 +51,7 @@ RUNS = (
 )
 
 
-def run_demo(folder: Path, steps: int, console: Console, runs: tuple[DemoRun, ...] = RUNS) -> None:
+def run_demo(folder: Path, steps: int, console: Console, server: ForkServer, runs: tuple[DemoRun, ...] = RUNS) -> None:
     """Run all, then write `summary.json` and `report.png` into `folder` and print the table.
 
     Raises:
@@ -61,7 +62,7 @@ def run_demo(folder: Path, steps: int, console: Console, runs: tuple[DemoRun, ..
     begin, records = time.monotonic(), list[Record]()
     for number, run in enumerate(runs, 1):
         console.rule(f"{number} of {len(runs)}: {run.name}", align="left")
-        record = launch(run.configure(steps, folder), console, name=run.name)
+        record = launch(run.configure(steps, folder), console, server, name=run.name)
         if record is None:
             raise Interrupted(f"the demo was stopped during {run.name}; what was finished before is in {folder}")
         records.append(record)
@@ -70,6 +71,8 @@ def run_demo(folder: Path, steps: int, console: Console, runs: tuple[DemoRun, ..
     notes = _notes(records, step_seconds)
     summary = {"steps": steps, "step_seconds": step_seconds, "notes": notes, "runs": _joined(records, rows)}
     (folder / "summary.json").write_text(json.dumps(summary, indent=1))
+    from isthmus.tools.plot import draw  # matplotlib takes a second to import
+
     draw(records, folder / "report.png", _PLOT_LINK, step_seconds)
     console.rule(align="left")
     console.print(make_table(rows))

@@ -8,6 +8,7 @@ Events of `metrics/worker-k.jsonl`, all counted for this worker alone:
      "hidden_seconds", "num_peers", "norm", "cosine", "message_fraction", "reason"}       bytes, seconds: of this sync
     {"event": "eval", "step", "loss", "of": "anchor"}                             "model" where there is no anchor
     {"event": "fault", "step", "reason"}
+    {"event": "restart", "step", "number", "reason"}    this worker died, for the number-th time, and was started again
 """
 
 from __future__ import annotations

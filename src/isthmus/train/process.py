@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +20,14 @@ from isthmus.transport.elastic.ranks import check_ranks, worker_number
 from isthmus.transport.rank_layout import RankLayout
 from isthmus.transport.rendezvous import find_world, initialise
 from isthmus.transport.torch_dist import JOIN_BUDGETS
+
+RESTART_REASONS = "RESTART_REASONS"  # environment variable of a worker that was started again: why, each time, as JSON
+
+
+def restart_reasons() -> list[str]:
+    """Return why this worker was started again, for each time that it was."""
+    reasons: list[str] = json.loads(os.environ.get(RESTART_REASONS, "[]"))
+    return reasons
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ _EACH = (
     "received_bytes",
     "refused_syncs",
     "skipped_steps",
+    "num_restarts",
     "train_seconds",
     "compute_seconds",
     "sync_seconds",

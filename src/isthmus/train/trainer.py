@@ -24,7 +24,7 @@ from isthmus.train.elastic_lifecycle import ElasticLifecycle
 from isthmus.train.evaluate import evaluate
 from isthmus.train.lifecycle import Lifecycle
 from isthmus.train.metrics import MetricsFile, Totals
-from isthmus.train.process import Process, peers_named
+from isthmus.train.process import Process, peers_named, restart_reasons
 from isthmus.train.reshard import load_resharded
 from isthmus.train.resume_check import already_finished
 from isthmus.train.run_folder import metrics_path, reason_of, write_file
@@ -229,6 +229,7 @@ class Trainer:
             worker=self.process.worker,
             steps=self.steps_done,
             finished=self.method.is_finished,
+            num_restarts=len(restart_reasons()),
             num_parameters=self._num_parameters,
             evaluation=self.evaluation,
             anchor_hash=self._anchor_hash,
@@ -258,6 +259,8 @@ class Trainer:
             write_file(path, yaml.safe_dump(dump(self.config), sort_keys=False))
         self.metrics = MetricsFile(self._metrics_path, self._kept_metrics_bytes, self.trackers.take)
         self.trackers.begin(self.steps_done, self.totals)
+        if reasons := restart_reasons():
+            self.metrics.write("restart", step=self.steps_done, number=len(reasons), reason=reasons[-1])
 
     def _open_validation(self, data_set: DataSet) -> list[dict[str, torch.Tensor]]:
         """Return this rank's share of the validation set; only worker 0 has one."""

@@ -1,0 +1,223 @@
+"""A started interpreter that is forked for every worker, so that what takes seconds to import is imported once.
+
+`ForkServer` is the launcher's side. Run as a module, this file is the server: it answers requests to import modules,
+to start `python -m isthmus` with arguments, and to tell which of these processes have ended. It is a program of its own
+and no fork of the launcher, so when it forks it has no threads and has not touched a GPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+_FOR_EVERY_WORKER = ("isthmus.cli", "isthmus.train.worker")
+_POLL_SECONDS = 0.01
+_LENGTH = struct.Struct("!I")
+Message = dict[str, Any]
+
+
+class Child:
+    """A process that the server has started: as much of `subprocess.Popen` as a launcher needs."""
+
+    def __init__(self, server: ForkServer, pid: int, stdin: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._server, self._stdin = server, stdin
+
+    def poll(self) -> int | None:
+        """Return the exit code, minus the signal's number for one that was killed; None while the process runs."""
+        if self.returncode is None:
+            self.returncode = self._server.exit_codes().get(self.pid)
+        return self.returncode
+
+    def tell(self, message: bytes) -> None:
+        """Write to the process's standard input, unless it has ended by itself."""
+        with suppress(BrokenPipeError):
+            os.write(self._stdin, message)
+
+    def kill(self) -> None:
+        """End the process at once, if it still runs."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Wait until the process has ended, and close its standard input."""
+        while self.poll() is None:
+            time.sleep(_POLL_SECONDS)
+        os.close(self._stdin)
+
+
+class ForkServer:
+    """A context in which processes `python -m isthmus` start as forks of one that has imported what they need.
+
+    Whoever leaves it has ended all processes before.
+    """
+
+    def __enter__(self) -> Self:
+        """Start the server, which begins to import; nobody waits for it yet."""
+        self._connection, theirs = socket.socketpair()
+        self._exit_codes: dict[int, int] = {}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # numpy's threads would be there when it forks
+                process_group=0,  # the terminal's Ctrl-C reaches the launcher alone
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the server."""
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
+
+    def import_modules(self, names: Iterable[str]) -> None:
+        """Have the server import modules, those that are installed, before it forks."""
+        self._ask({"import": list(names)})
+
+    def start(self, arguments: list[str], env: Mapping[str, str], log: Path, name: str) -> Child:
+        """Start `python -m isthmus` with these arguments.
+
+        Args:
+            arguments: of the command line.
+            env: all environment variables.
+            log: the file to which the process's output is appended.
+            name: of the process, as `ps -o comm` and `top` show it.
+        """
+        read, write = os.pipe()
+        try:
+            request = {"start": arguments, "env": dict(env), "log": str(log), "name": name}
+            pid = self._ask(request, read)["pid"]
+        finally:
+            os.close(read)
+        self._exit_codes.pop(pid, None)  # of one that had the same number before
+        return Child(self, pid, write)
+
+    def exit_codes(self) -> dict[int, int]:
+        """Return the exit codes of all processes that have ended, by their pids."""
+        self._exit_codes |= {int(pid): code for pid, code in self._ask({"poll": True})["ended"].items()}
+        return self._exit_codes
+
+    def _ask(self, request: Message, stdin: int | None = None) -> Message:
+        try:
+            _send(self._connection, request, stdin)
+            answer = _receive(self._connection)[0]
+        except OSError:
+            answer = None
+        if answer is None:
+            raise RuntimeError(f"the process that starts workers has ended with exit code {self._process.wait()}")
+        return answer
+
+
+def _send(connection: socket.socket, message: Message, descriptor: int | None = None) -> None:
+    payload = json.dumps(message).encode()
+    socket.send_fds(connection, [_LENGTH.pack(len(payload))], [] if descriptor is None else [descriptor])
+    connection.sendall(payload)
+
+
+def _receive(connection: socket.socket) -> tuple[Message | None, list[int]]:
+    """Return a message and the file descriptors that came with it; None where the other side is gone."""
+    head, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, 1)
+    if len(head) < _LENGTH.size:
+        return None, []
+    payload = bytearray()
+    while len(payload) < _LENGTH.unpack(head)[0]:
+        part = connection.recv(_LENGTH.unpack(head)[0] - len(payload))
+        if not part:
+            return None, []
+        payload += part
+    message: Message = json.loads(payload)
+    return message, descriptors
+
+
+def _import(names: Iterable[str]) -> None:
+    for name in names:
+        with suppress(ImportError):  # whoever needs it says so in a better way
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # forks share the memory of what is there now: the collector would write into it
+
+
+def _serve(connection: socket.socket) -> tuple[Message, int] | None:
+    """Answer requests; returns None when the launcher is gone, and in a new process its request and standard input."""
+    _import(_FOR_EVERY_WORKER)
+    while True:
+        request, descriptors = _receive(connection)
+        if request is None:
+            return None
+        answer: Message = {}
+        if "import" in request:
+            _import(request["import"])
+        elif "start" in request:
+            request["anew"] = not _is_fit_to_fork()
+            answer["pid"] = os.fork()
+            if answer["pid"] == 0:
+                return request, descriptors[0]
+            os.close(descriptors[0])
+        else:
+            answer["ended"] = dict(_ended())
+        _send(connection, answer)
+
+
+def _ended() -> Iterable[tuple[int, int]]:
+    """Yield pid and exit code of every process that has ended since the last time."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            yield ended[0], os.waitstatus_to_exitcode(ended[1])
+
+
+def _run(request: Message, stdin: int) -> None:
+    """Become `python -m isthmus`: with a log, an environment and a process group of its own."""
+    os.setpgid(0, 0)
+    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    for source, target in ((stdin, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(stdin)
+    os.close(log)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    if request["anew"]:
+        os.execve(sys.executable, [sys.executable, "-m", "isthmus", *request["start"]], os.environ)
+    Path("/proc/self/comm").write_text(request["name"][:15])
+    import torch
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # OpenMP has read the server's environment
+    sys.argv = ["isthmus", *request["start"]]
+    runpy.run_module("isthmus", run_name="__main__", alter_sys=True)
+
+
+def _is_fit_to_fork() -> bool:
+    """Return whether a fork of this process works like a new one: on Linux, where no other thread is running."""
+    tasks = Path("/proc/self/task")
+    return sys.platform == "linux" and len(list(tasks.iterdir())) == 1
+
+
+def main() -> None:
+    """Serve the launcher at the other end of the socket whose number is the argument."""
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
+        new_process = _serve(connection)
+    if new_process:
+        _run(*new_process)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""All workers of a run as processes of this machine: started, watched, started again, told to stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+
+from isthmus.config import RunConfig, dump
+from isthmus.core import UserError
+from isthmus.log import options as log_options
+from isthmus.models import MODELS
+from isthmus.recipes.load import ENVIRONMENT_PREFIX
+from isthmus.tools.fork_server import Child, ForkServer
+from isthmus.train.assemble import SERVED_OPTIONS, is_elastic
+from isthmus.train.process import RESTART_REASONS
+from isthmus.train.run_folder import name_of
+from isthmus.transport.address import free_port
+from isthmus.transport.rank_layout import RankLayout
+
+_POLL_SECONDS = 0.1
+_GRACE_SECONDS = 2.0  # for the other workers to say what they know, once one has failed
+_STOP = b"stop"
+_MOST_RESTARTS = 100  # of one worker of an elastic run
+
+
+class WorkerFailed(Exception):
+    """A worker ended before its time, and the configuration is not to blame. One line."""
+
+
+class Workers:
+    """One process `isthmus train` a rank, each with its share of the cores and a log such as `logs/worker-1.log`.
+
+    Each reads from a pipe of this process: through it they are told to stop, and they end when it breaks. In an elastic
+    run a worker that died is started again, with all of its ranks.
+
+    Args:
+        config: the run.
+        server: starts the processes.
+        resume: go on from the newest checkpoint.
+        served_options: of `outer.transport`, what holds for this launch alone and is not saved.
+        tell: is given a line whenever a worker is started again.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        server: ForkServer,
+        resume: bool,
+        served_options: dict[str, Any] | None = None,
+        tell: Callable[[str], None] = print,
+    ) -> None:
+        self.config, self.run_dir = config, Path(config.train.run_dir)
+        self.stopping = False
+        self._server, self._resume, self._tell = server, resume, tell
+        self._elastic = is_elastic(config)
+        self._ranks = RankLayout(config.train.workers * config.mesh.num_ranks, config.mesh.num_ranks)
+        self._world = world_environment(self._ranks.size) | {SERVED_OPTIONS: json.dumps(served_options or {})}
+        self._children: list[Child] = []
+        self._restarts: list[list[str]] = [[] for _ in range(config.train.workers)]  # why, for each worker
+
+    def __enter__(self) -> Self:
+        """Start all workers."""
+        logs = self.run_dir / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        self._config_path = logs / "config.yaml"  # what workers are given; they write the run's own once they agree
+        self._config_path.write_text(yaml.safe_dump(dump(self.config), sort_keys=False))
+        self._server.import_modules(getattr(MODELS.get(self.config.model["type"]), "libraries", ()))
+        for worker in range(self.config.train.workers):
+            self._children += self._start(worker)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End whoever still runs."""
+        _end(self._children)
+
+    def running(self) -> bool:
+        """Return whether any worker still runs.
+
+        Raises:
+            UserError: a worker ended with exit code 2; its message.
+            WorkerFailed: a worker ended with another exit code but 0.
+        """
+        codes = [child.poll() for child in self._children]
+        for worker in range(self.config.train.workers):
+            ranks = self._ranks_of(worker)
+            if any(codes[rank] for rank in ranks) and self._may_come_back(worker):
+                self._restart(worker)
+                codes[ranks.start : ranks.stop] = [None] * len(ranks)
+        if any(codes):
+            self._explain()
+        return None in codes
+
+    def stop(self) -> None:
+        """Have all workers stop after the same step."""
+        self.stopping = True
+        for child in self._children:
+            child.tell(_STOP)
+
+    def _start(self, worker: int) -> list[Child]:
+        """Start all ranks of a worker; in an elastic world they have a process group of torch to themselves."""
+        ranks = self._ranks_of(worker)
+        world, numbers = self._world, ranks
+        if self._elastic and len(ranks) > 1:
+            own = {"ISTHMUS_WORKER": str(worker), "WORLD_SIZE": str(len(ranks)), "MASTER_PORT": str(free_port())}
+            world, numbers = world | own, range(len(ranks))
+        if self._restarts[worker]:
+            world = world | {RESTART_REASONS: json.dumps(self._restarts[worker])}
+        resume = ["--resume"] if self._resume or self._restarts[worker] else []
+        command = [*log_options(), "train", str(self._config_path), "--follow-stdin", *resume]
+        return [
+            self._server.start(
+                command,
+                world | {"RANK": str(number), "LOCAL_RANK": str(rank)},
+                self._log(rank),
+                name_of(worker, rank - ranks.start),
+            )
+            for rank, number in zip(ranks, numbers, strict=True)
+        ]
+
+    def _restart(self, worker: int) -> None:
+        ranks = self._ranks_of(worker)
+        dead = self._children[ranks.start : ranks.stop]
+        reason = self._reason(next(rank for rank in ranks if self._children[rank].returncode))
+        self._restarts[worker].append(reason)
+        _end(dead)
+        self._tell(f"worker {worker} {reason}: it is started again, for the {len(self._restarts[worker])}. time")
+        self._children[ranks.start : ranks.stop] = self._start(worker)
+
+    def _may_come_back(self, worker: int) -> bool:
+        """In an elastic run a worker that died is started again, as long as others live and it is not hopeless."""
+        ranks = self._ranks_of(worker)
+        lives = any(child.poll() is None for rank, child in enumerate(self._children) if rank not in ranks)
+        refused = any(self._children[rank].poll() == 2 for rank in ranks)
+        hopeless = refused or len(self._restarts[worker]) >= _MOST_RESTARTS or self._has_finished(worker)
+        return self._elastic and lives and not self.stopping and not hopeless
+
+    def _has_finished(self, worker: int) -> bool:
+        """Return whether a worker came to the end of the run, and failed only to keep what it had there."""
+        part = self.run_dir / f"worker-{worker}.json"
+        return part.exists() and bool(json.loads(part.read_text())["finished"])
+
+    def _explain(self) -> None:
+        """Raise what went wrong: a user error before a worker's death, a death before what it did to the others."""
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while time.monotonic() < deadline and None in [child.poll() for child in self._children]:
+            time.sleep(_POLL_SECONDS)
+        failed = [(child.returncode, rank) for rank, child in enumerate(self._children) if child.returncode]
+        code, rank = min(failed, key=lambda item: (item[0] != 2, item[0]))
+        if code == 2:
+            raise UserError(_last_words(self._log(rank)))
+        what_next = how_to_resume(self.run_dir) if code < 0 else f"all of it: {self._log(rank)}"
+        raise WorkerFailed(f"{self._ranks.name(rank)} {self._reason(rank)}; {what_next}")
+
+    def _reason(self, rank: int) -> str:
+        """Return how a rank has ended: 'was killed by SIGKILL'."""
+        code = self._children[rank].returncode or 0
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"failed: {_last_words(self._log(rank))}"
+
+    def _ranks_of(self, worker: int) -> range:
+        return self._ranks.of_worker(worker * self._ranks.per_worker)
+
+    def _log(self, rank: int) -> Path:
+        return self.run_dir / "logs" / f"{name_of(*divmod(rank, self._ranks.per_worker))}.log"
+
+
+def how_to_resume(run_dir: Path) -> str:
+    """Return what to tell whoever stopped a run."""
+    if not any((run_dir / "checkpoints").glob("step-*/worker-*/manifest.json")):
+        return f"{run_dir} holds no checkpoint yet"
+    return f"go on with: isthmus launch {run_dir}/config.yaml --resume"
+
+
+def world_environment(num_ranks: int) -> dict[str, str]:
+    """Return the environment that all ranks of this machine share.
+
+    The configuration that they are given is final, so no layer of it is inherited.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    return inherited | {
+        "WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": os.environ.get("MASTER_PORT") or str(free_port()),
+        "OMP_NUM_THREADS": threads if threads.isdigit() else str(max(1, num_cores() // num_ranks)),
+    }
+
+
+def num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def follow_stdin() -> None:
+    """Stop this worker when standard input says so, as if by SIGTERM; end it when standard input closes."""
+
+    def follow() -> None:
+        while os.read(0, len(_STOP)):
+            while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # training has not begun yet
+                time.sleep(_POLL_SECONDS)
+            os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(1)
+
+    threading.Thread(target=follow, name="isthmus-stdin", daemon=True).start()
+
+
+def _end(children: list[Child]) -> None:
+    for child in children:
+        child.kill()
+    for child in children:
+        child.close()
+
+
+def _last_words(log: Path) -> str:
+    """Return the last error line of a log, else its last line."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or ["it said nothing"])[-1]
