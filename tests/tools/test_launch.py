@@ -135,9 +135,9 @@ def test_workers_end_with_their_launcher(config, start, tmp_path):
 
 
 def test_what_a_worker_finds_wrong_is_the_launchers_error(config, start, tmp_path):
-    code, out, err = finish(start(config, "--set", "data.source=nowhere", "--workers", 1))
+    code, out, err = finish(start(config, "--set", "data.source=./nowhere", "--workers", 1))
     assert code == 2
-    assert err == "error: data: 'nowhere' does not exist; give a file, a folder or stdlib\n"
+    assert err == "error: data: './nowhere' does not exist; give a file, a folder or stdlib\n"
     assert "step" in out
 
 
