@@ -113,7 +113,7 @@ def main() -> None:
             rows.append([name, link, f"{statistics.median(seconds) * H:.2f} s", speed])
     notes = [
         f"{HOSTS} workers on network namespaces, {MBIT:g} Mbit/s each, in `uneven` one {MBIT / SLOW:g} Mbit/s",
-        f"two shots: {MESSAGE_BYTES / 1e6:.2f} MB by transport/messages.py, the slowest worker, median of {TURNS}",
+        f"two shots: {MESSAGE_BYTES / 1e6:.2f} MB by transport/send_recv.py, the slowest worker, median of {TURNS}",
         f"recipes: benchmarks/wan/wan.yaml, seconds of H = {H} steps, median of {repeats} runs; speed: against workers "
         "who send nothing, in the same turn, median and range",
     ]

@@ -12,8 +12,8 @@ from isthmus.compress import Cast
 from isthmus.core import SyncSchedule, split_whole
 from isthmus.outer import OuterLoop
 from isthmus.transport.base import TransportError
-from isthmus.transport.elastic.local import LocalMembership, MeetingPlace
-from isthmus.transport.elastic.world import Elastic
+from isthmus.transport.elastic.local import LocalMembership, LocalRendezvousServer
+from isthmus.transport.elastic.transport import ElasticTransport
 from tests.toy import Worker, inner_step, nesterov, sgd, toy_batch, toy_model
 
 
@@ -21,10 +21,13 @@ class Killed(BaseException):
     """What a worker's thread dies of."""
 
 
-class Watched(Elastic):
-    """An elastic transport that tells when it votes, and what came of it."""
+class Watched(ElasticTransport):
+    """An elastic transport that tells when it votes and catches up, and what came of it."""
 
-    disturb: Callable[[str], None]
+    def __init__(self, disturb: Callable[[str], None], **options: Any) -> None:
+        super().__init__(**options)
+        self.disturb, self._catch_up = disturb, self.elastic.catch_up
+        self.elastic.catch_up = self.catch_up
 
     def commit(self, peers: Any, ok: bool, fingerprint: bytes = b"") -> bool:
         self.disturb("vote")
@@ -34,7 +37,7 @@ class Watched(Elastic):
 
     def catch_up(self, max_bytes: int) -> Any:
         self.disturb("heal")
-        state = super().catch_up(max_bytes)
+        state = self._catch_up(max_bytes)
         self.disturb("healed")
         return state
 
@@ -45,14 +48,13 @@ class Town:
     def __init__(
         self, steps: int, min_workers: int = 1, expected_workers: int = 1, grace_seconds: float = 10.0, **method: Any
     ) -> None:
-        self.place = MeetingPlace(grace_seconds)
+        self.server = LocalRendezvousServer(grace_seconds)
         self.steps, self.min_workers, self.expected_workers = steps, min_workers, expected_workers
         self.method = {"schedule": SyncSchedule(3), "compressor": Cast(), "outer_optimizer": nesterov, **method}
         self.split = self.method.pop("split", split_whole)
         self.make_model = self.method.pop("make_model", toy_model)
         self.workers: dict[str, Worker] = {}
         self.hashes: dict[int, set[str]] = {}  # version: hashes of the anchors of those who had it
-        self.said: list[str] = []
         self.errors: list[BaseException] = []
         self._threads: list[threading.Thread] = []
 
@@ -70,20 +72,19 @@ class Town:
     def wait(self, seconds: float = 20.0) -> None:
         end = time.monotonic() + seconds
         while any(thread.is_alive() for thread in self._threads) and not self.errors:
-            assert time.monotonic() < end, f"still running; said: {self.said}"
+            assert time.monotonic() < end, "still running"
             time.sleep(0.01)
         if self.errors:
             raise self.errors[0]
 
     def _live(self, name: str, disturb: Callable[[str], None], each_step: Callable[[Worker], None]) -> None:
         transport = Watched(
-            LocalMembership(self.place, name, disturb),
+            disturb,
+            membership=LocalMembership(self.server, name, disturb),
             expected_workers=self.expected_workers,
             min_workers=self.min_workers,
             sync_budget_seconds=5.0,
-            say=self.said.append,
         )
-        transport.disturb = disturb
         try:
             model = self.make_model()
             loop = OuterLoop(self.split(model), transport=transport, steps=self.steps, **self.method)
@@ -108,7 +109,7 @@ def kill_at(point: str, number: int, at_once: bool = False) -> Callable[[str], N
     seen: list[str] = []
 
     def disturb(now: str) -> None:
-        if at_once or seen or now == "group":
+        if at_once or seen or now == "connect":
             seen.append(now)
         if now == point and seen.count(point) == number:
             raise Killed

@@ -30,7 +30,7 @@ from isthmus.outer import MERGES, Offload
 from isthmus.parallel import ParallelDims
 from isthmus.spec import Spec, check, convert, factory, read_arguments, sentence
 from isthmus.transport import TRANSPORTS
-from isthmus.transport.readable import first_line
+from isthmus.transport.readable import readable_message
 
 OUTER_OPTIMIZERS = Registry(
     "outer optimizer",
@@ -91,7 +91,7 @@ def _read_outer_optimizer(spec: Any) -> Spec:
     try:
         make([nn.Parameter(torch.zeros(1))])
     except (ValueError, TypeError, RuntimeError) as error:  # values that make no sense, or not together
-        raise UserError(f"outer.optimizer: {first_line(error)}") from None
+        raise UserError(f"outer.optimizer: {readable_message(error)}") from None
     return complete
 
 
@@ -104,7 +104,7 @@ def _usable_device(name: str | None) -> str | None:
     return Offload(name).device
 
 
-_GIVEN_TO_TRANSPORTS = ("shared_config", "expected_workers", "ranks_per_worker", "replicated_state", "say")
+_GIVEN_TO_TRANSPORTS = ("shared_config", "expected_workers", "ranks_per_worker", "replicated_state")
 
 
 class Section(BaseModel):

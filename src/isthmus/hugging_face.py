@@ -15,7 +15,7 @@ from typing_extensions import override
 from isthmus.core import State, SyncReport, UserError
 from isthmus.outer import OuterLoop, fingerprint
 from isthmus.recipes import Plan, Recipe, attach
-from isthmus.transport.elastic.ranks import worker_number
+from isthmus.transport.elastic.worker_ranks import worker_number
 from isthmus.transport.rendezvous import find_world
 
 _FILE = "outer_loop.pt"  # in every checkpoint of the Trainer

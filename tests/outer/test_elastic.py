@@ -35,12 +35,12 @@ def test_undisturbed_it_is_an_ordinary_world(method):
 
 
 def test_a_stragglers_sync_is_late_and_nobody_elses():
-    """One is held up before a meeting for three rounds of the others, who wait no longer than the grace for it."""
+    """One is held up before a rendezvous for three rounds of the others, who wait no longer than the grace for it."""
     town = Town(36, min_workers=2, expected_workers=3, grace_seconds=0.5)
-    meetings = itertools.count(1)
+    arrivals = itertools.count(1)
 
     def straggle(point: str) -> None:
-        if point == "meet" and next(meetings) == 4:
+        if point == "rendezvous" and next(arrivals) == 4:
             begin, end = max(town.hashes), time.monotonic() + 15
             while max(town.hashes) < begin + 3 and time.monotonic() < end:
                 time.sleep(0.01)
@@ -58,8 +58,9 @@ def test_a_stragglers_sync_is_late_and_nobody_elses():
     assert len({worker.loop.anchor_hash() for worker in town.workers.values()}) == 1
 
 
-def test_who_needs_several_rounds_to_catch_up_is_waited_for_once(monkeypatch):
+def test_who_needs_several_rounds_to_catch_up_is_waited_for_once(monkeypatch, caplog):
     """Without that it would be behind again whenever it has caught up, for ever."""
+    caplog.set_level("INFO", "isthmus")
     seconds = []
 
     def slow_fetch(addresses, **terms):
@@ -71,7 +72,7 @@ def test_who_needs_several_rounds_to_catch_up_is_waited_for_once(monkeypatch):
             for relay in relays:
                 relay.close()
 
-    monkeypatch.setattr("isthmus.transport.elastic.together.fetch", slow_fetch)
+    monkeypatch.setattr("isthmus.transport.elastic.rank_consensus.fetch", slow_fetch)
     town = Town(60, min_workers=2, expected_workers=2, grace_seconds=1.5)
     for name in ("worker-0", "worker-1"):
         town.start(name, each_step=lambda worker: time.sleep(0.05))
@@ -87,11 +88,11 @@ def test_who_needs_several_rounds_to_catch_up_is_waited_for_once(monkeypatch):
     assert [report.num_peers for report in reports["worker-2"] if report.committed][:2] == [3, 3]
     held = [report for report in reports["worker-0"] if report.seconds > 2.5]
     assert [report.num_peers for report in held] == [3]
-    assert any("for worker-2, whose link needs longer for the state than a round" in line for line in town.said)
+    assert any("for worker-2, whose link needs longer for the state than a round" in line for line in caplog.messages)
     assert len({worker.loop.anchor_hash() for worker in town.workers.values()}) == 1
 
 
-@pytest.mark.parametrize("point", ["meet", "group", "vote", "committed"])
+@pytest.mark.parametrize("point", ["rendezvous", "connect", "vote", "committed"])
 @pytest.mark.parametrize("method", SCHEDULES.values(), ids=SCHEDULES.keys())
 def test_the_others_go_on_when_one_is_killed(method, point):
     town = Town(24, min_workers=2, expected_workers=3, **method)
@@ -108,7 +109,7 @@ def test_the_others_go_on_when_one_is_killed(method, point):
 def test_a_killed_worker_comes_back_and_catches_up(method):
     town = Town(60, min_workers=1, expected_workers=2, **method)
     town.start("worker-0", each_step=lambda worker: time.sleep(0.02))
-    town.start("worker-1", kill_at("group", 3))
+    town.start("worker-1", kill_at("connect", 3))
     while len(town.hashes) < 6 and not town.errors:
         time.sleep(0.01)
     town.start("worker-1")
@@ -122,7 +123,7 @@ def test_a_killed_worker_comes_back_and_catches_up(method):
 def test_killed_while_it_catches_up_a_worker_tries_again(point):
     town = Town(60, min_workers=1, expected_workers=2)
     town.start("worker-0", each_step=lambda worker: time.sleep(0.02))
-    town.start("worker-1", kill_at("group", 3))
+    town.start("worker-1", kill_at("connect", 3))
     while len(town.hashes) < 4 and not town.errors:
         time.sleep(0.01)
     dying = town.start("worker-1", kill_at(point, 1, at_once=True))
@@ -151,7 +152,7 @@ def test_a_worker_that_did_not_see_the_vote_end_learns_that_it_counted(method, p
     assert any("are at version" in report.reason for report in town.workers["worker-2"].reports)
 
 
-@pytest.mark.parametrize("point", ["group", "vote"])
+@pytest.mark.parametrize("point", ["connect", "vote"])
 def test_a_connection_that_fails_costs_one_attempt_and_nothing_else(point):
     town = Town(24, min_workers=2, expected_workers=3)
     for k in range(3):
@@ -162,13 +163,14 @@ def test_a_connection_that_fails_costs_one_attempt_and_nothing_else(point):
     assert all(report.committed and report.num_peers == 3 for report in reports)
 
 
-def test_what_a_lone_worker_did_below_the_minimum_is_kept():
+def test_what_a_lone_worker_did_below_the_minimum_is_kept(caplog):
     """It waits, says so, and goes on when another comes."""
+    caplog.set_level("INFO", "isthmus")
     town = Town(24, min_workers=2, expected_workers=2)
     town.start("worker-0")
-    town.start("worker-1", kill_at("group", 3)).join(20)
+    town.start("worker-1", kill_at("connect", 3)).join(20)
     time.sleep(0.5)
-    assert "worker-0: waiting: 1 of at least 2 workers are here (worker-0)" in town.said
+    assert "worker-0: waiting: 1 of at least 2 workers are here (worker-0)" in caplog.messages
     version = town.workers["worker-0"].loop.state.elastic_state["version"]
     town.start("worker-1")
     town.wait()

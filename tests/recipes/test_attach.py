@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from isthmus.transport.elastic.world import Elastic
 from tests import workers
 from tests.recipes import own_loops
 from tests.toy import inner_step, sgd, toy_batch, toy_model
@@ -26,7 +27,6 @@ from isthmus.core import SyncSchedule, UserError
 from isthmus.outer import KeepProgress
 from isthmus.recipes import RECIPES, Recipe
 from isthmus.transport.elastic.local import LocalMembership, MeetingPlace
-from isthmus.transport.elastic.world import Elastic
 from isthmus.transport.local import Local, LocalWorld, run_workers
 from isthmus.transport.torch_dist import TorchDist
 

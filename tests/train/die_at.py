@@ -23,7 +23,7 @@ from isthmus.train import checkpoint_files
 from isthmus.train.method import Method
 from isthmus.train.replicated_ledger import ReplicatedLedger
 from isthmus.train.trainer import Trainer
-from isthmus.transport.elastic.world import Elastic
+from isthmus.transport.elastic.transport import ElasticTransport
 from isthmus.transport.heal.download import Download
 from isthmus.transport.peers import BufferPeers
 from isthmus.transport.watched_group import WatchedGroup
@@ -97,9 +97,9 @@ POINTS: dict[str, tuple[Wrap, Any, str]] = {
     "mid-mean": (amid("all_reduce"), BufferPeers, "all_reduce_mean"),
     "mid-gather": (amid("all_gather"), Codec, "average"),  # the only shot, or the second of two
     "mid-exchange": (amid("all_to_all"), Codec, "average"),  # the first of two shots
-    "before commit": (before, Elastic, "commit"),
-    "mid-commit": (amid("all_gather", begun=True), Elastic, "commit"),
-    "after commit": (after, Elastic, "commit"),
+    "before commit": (before, ElasticTransport, "commit"),
+    "mid-commit": (amid("all_gather", begun=True), ElasticTransport, "commit"),
+    "after commit": (after, ElasticTransport, "commit"),
     "while healing": (before, Download, "put"),
     "healed": (after, OuterLoop, "_catch_up"),
     "while checkpointing": (after, checkpoint_files, "save_file"),

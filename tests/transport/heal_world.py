@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import torch
 
-from isthmus.transport.heal.channel import Channel, hang_up
+from isthmus.transport.heal.channel import Channel, shut_down
 from isthmus.transport.heal.donor import StateServer
 from isthmus.transport.heal.snapshot import Outgoing, Snapshot
 
@@ -60,7 +60,7 @@ class Relay:
         """No connection from here on; the present ones end."""
         self.closed.set()
         for end in [self._listener, *self._ends]:
-            hang_up(end)
+            shut_down(end)
 
     def _accept(self) -> None:
         with self._listener, suppress(OSError):
@@ -82,7 +82,7 @@ class Relay:
             while data := source.recv(1 << 14):
                 sink.sendall(edit(data))
         for end in (source, sink):
-            hang_up(end)
+            shut_down(end)
 
     def _edit(self, data: bytes) -> bytes:
         before = len(self.passed)
@@ -143,7 +143,7 @@ class Hostile:
         with self._listener:
             connection, _ = self._listener.accept()
         with connection, suppress(OSError):
-            channel = Channel.answer(connection, TOKEN, lambda: 30.0)
+            channel = Channel.accept(connection, TOKEN, lambda: 30.0)
             channel.receive(4096)
             self._script(channel)
             while connection.recv(4096):

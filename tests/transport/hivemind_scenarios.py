@@ -11,7 +11,7 @@ import torch
 
 from isthmus.core import UserError
 from isthmus.transport import TransportError
-from isthmus.transport.hivemind.engine import Hivemind
+from isthmus.transport.hivemind.membership import HivemindMembership
 
 LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 
@@ -23,7 +23,9 @@ def connect(rank, folder, budget):
     if rank:
         wait_for(addresses.exists)
     peers = addresses.read_text().split() if rank else []
-    worker = Hivemind(f"w{rank}", "run", folder / f"w{rank}.key", peers, listen=LISTEN, sync_budget_seconds=budget)
+    worker = HivemindMembership(
+        f"w{rank}", "run", folder / f"w{rank}.key", peers, listen=LISTEN, sync_budget_seconds=budget
+    )
     worker.connect()
     if rank == 0:
         (folder / "new").write_text(" ".join(worker.addresses()))
@@ -36,7 +38,7 @@ def lose_a_worker(rank, victim, how, budget, folder):
     worker = connect(rank, folder, budget)
     (Path(folder) / f"here{rank}").touch()
     wait_for(lambda: len(list(Path(folder).glob("here*"))) == 3)
-    peers = everybody(worker, worker.meet({}, 30))
+    peers = everybody(worker, worker.rendezvous({}, 30))
     struck = Path(folder) / "struck"
     try:
         while True:
@@ -51,17 +53,17 @@ def lose_a_worker(rank, victim, how, budget, folder):
         again = ""
     except TransportError as error:
         again = str(error)
-    meeting = worker.meet({}, 20)
+    found = worker.rendezvous({}, 20)
     met = time.monotonic()
-    mean = everybody(worker, meeting).all_reduce_mean([torch.tensor([float(rank)])])[0].item()
+    mean = everybody(worker, found).all_reduce_mean([torch.tensor([float(rank)])])[0].item()
     worker.leave()
     struck_at = float(struck.read_text().split()[0])
-    return {"reason": reason, "noticed": noticed - struck_at, "again": again, "names": list(meeting.cards),
+    return {"reason": reason, "noticed": noticed - struck_at, "again": again, "names": list(found.members),
             "met": met - noticed, "mean": mean}  # fmt: skip
 
 
 def die_while_waiting(rank, folder):
-    """Worker 1 is killed while it waits in a meeting, and comes back at once; then worker 2 joins in."""
+    """Worker 1 is killed while it waits in a rendezvous, and comes back at once; then worker 2 joins in."""
     folder = Path(folder)
     if rank == 2:  # the one that comes back: same name, same key
         wait_for((folder / "pid").exists)
@@ -76,10 +78,10 @@ def die_while_waiting(rank, folder):
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
     if rank == 2:
         (folder / "back").touch()
-    meeting = worker.meet({"rank": rank}, 20)
-    mean = everybody(worker, meeting).all_reduce_mean([torch.tensor([float(rank)])])[0].item()
+    found = worker.rendezvous({"rank": rank}, 20)
+    mean = everybody(worker, found).all_reduce_mean([torch.tensor([float(rank)])])[0].item()
     worker.leave()
-    return {"cards": meeting.cards, "mean": mean}
+    return {"members": found.members, "mean": mean}
 
 
 def clock_is_wrong(rank, folder):
@@ -103,9 +105,9 @@ def forgets_to_leave(rank, folder):
     return worker._node.p2p._child.pid
 
 
-def everybody(worker, meeting):
-    names = list(meeting.cards)
-    return worker.gather_around(meeting, names, [1 / len(names)] * len(names))
+def everybody(worker, found):
+    names = list(found.members)
+    return worker.connect_peers(found, names, [1 / len(names)] * len(names))
 
 
 def wait_for(condition):

@@ -27,8 +27,8 @@ def sockets():
 
 def shake(sockets, joiner_token="secret", donor_token="secret"):
     with ThreadPoolExecutor(2) as threads:
-        joiner = threads.submit(Channel.call, sockets[0], joiner_token, patience)
-        donor = threads.submit(Channel.answer, sockets[1], donor_token, patience)
+        joiner = threads.submit(Channel.connect, sockets[0], joiner_token, patience)
+        donor = threads.submit(Channel.accept, sockets[1], donor_token, patience)
         return joiner.exception() or joiner.result(), donor.exception() or donor.result()
 
 
@@ -62,7 +62,7 @@ def test_another_token_is_refused_by_both(sockets):
 def test_something_else_at_that_port(sockets):
     sockets[1].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n".ljust(100))
     with pytest.raises(TransportError, match="no isthmus worker"):
-        Channel.call(sockets[0], "secret", patience)
+        Channel.connect(sockets[0], "secret", patience)
 
 
 def frame(sockets, number=0) -> bytes:

@@ -11,7 +11,7 @@ from isthmus.core import UserError
 from isthmus.recipes import load_config
 from isthmus.train.assemble import build_transport, shared_keys, transport_class
 from isthmus.transport.address import free_port
-from isthmus.transport.torchft.engine import TorchFT
+from isthmus.transport.torchft.membership import TorchFTMembership
 
 
 def test_the_stragglers_grace_reaches_hivemind(tmp_path):
@@ -25,14 +25,14 @@ def test_the_stragglers_grace_reaches_hivemind(tmp_path):
 def test_over_torchft_it_reaches_the_lighthouse_that_launch_starts(tmp_path, grace_seconds):
     config = load_config(None, [f"outer.transport={{type: torchft, grace_seconds: {grace_seconds}}}"])
     with transport_class(config).serve(config.outer.transport, tmp_path) as known:
-        a, b, _ = workers = [TorchFT(known["lighthouse"], name) for name in ("a", "b", "straggler")]
+        a, b, _ = workers = [TorchFTMembership(known["lighthouse"], name) for name in ("a", "b", "straggler")]
         for worker in workers:
             worker.connect()
         start = time.monotonic()
         with ThreadPoolExecutor(2) as pool:
-            meetings = list(pool.map(lambda worker: worker.meet({}, 20), (a, b)))
+            all_found = list(pool.map(lambda worker: worker.rendezvous({}, 20), (a, b)))
         assert grace_seconds <= time.monotonic() - start < 4.5
-        assert [list(meeting.cards) for meeting in meetings] == [["a", "b"]] * 2
+        assert [list(found.members) for found in all_found] == [["a", "b"]] * 2
         for worker in workers:
             worker.leave()
 

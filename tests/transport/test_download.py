@@ -56,7 +56,7 @@ def test_a_chunk_is_asked_again_when_it_was_given_back_or_takes_too_long():
     with ThreadPoolExecutor(1) as thread:
         done = thread.submit(download.receive, incoming, time.monotonic() + 20)
         assert download.offer("a", incoming.manifest) is incoming
-        assert [download.reserve(wait=True), download.proposal(wait=False), download.proposal(wait=False)] == [
+        assert [download.reserve(wait=True), download.reserve(wait=False), download.reserve(wait=False)] == [
             0,
             1,
             None,

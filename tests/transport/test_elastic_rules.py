@@ -4,11 +4,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from isthmus.transport.elastic.local import LocalMembership, MeetingPlace
-from isthmus.transport.elastic.world import Elastic
+from isthmus.transport.elastic.local import LocalMembership, LocalRendezvousServer
+from isthmus.transport.elastic.transport import ElasticTransport
 
 
-class Log:
+class RecordedState:
     """A replicated_state that remembers what it was told; a proposal is a number of samples."""
 
     samples_per_step = 1
@@ -29,15 +29,15 @@ class Log:
         return {"commits": self.commits}
 
 
-class Town:
-    """Two workers that have met."""
+class World:
+    """Two workers that have found one another."""
 
     def __init__(self):
-        place = MeetingPlace()
-        self.states = [Log(), Log()]
+        server = LocalRendezvousServer()
+        self.states = [RecordedState(), RecordedState()]
         self.workers = [
-            Elastic(
-                LocalMembership(place, f"w{k}"), min_workers=2, weighting="samples", replicated_state=replicated_state
+            ElasticTransport(
+                LocalMembership(server, f"w{k}"), min_workers=2, weighting="samples", replicated_state=replicated_state
             )
             for k, replicated_state in enumerate(self.states)
         ]
@@ -59,42 +59,42 @@ class Town:
 
 
 @pytest.fixture
-def town():
-    town = Town()
-    yield town
-    for worker in town.workers:
+def world():
+    world = World()
+    yield world
+    for worker in world.workers:
         worker.leave()
 
 
 @pytest.mark.parametrize("proposals", [(1, 2), (2, None), (None, 1), (7, 2), (None, None)])
-def test_what_rides_moves_alike_for_all_whatever_they_claim(town, proposals):
+def test_the_replicated_state_moves_alike_for_all_whatever_they_propose(world, proposals):
     """A worker that has just caught up sends a sync again without a proposal of its own."""
-    weights = town.sync(0, proposals)
+    weights = world.sync(0, proposals)
     assert weights[0] == weights[1]
-    assert town.states[0].commits == town.states[1].commits
-    assert len(town.states[0].commits) == (proposals != (None, None))
+    assert world.states[0].commits == world.states[1].commits
+    assert len(world.states[0].commits) == (proposals != (None, None))
 
 
-def test_a_ledger_that_differs_is_drift(town):
-    town.states[1].commits.append("something of its own")
+def test_a_ledger_that_differs_is_drift(world):
+    world.states[1].commits.append("something of its own")
 
     def run(worker, _):
         peers = worker.quorum(0, 1)
-        return worker.commit(peers, True, b"equal"), worker.state_dict()["chain"]
+        return worker.commit(peers, True, b"equal"), worker.elastic.state_dict()["chain"]
 
-    (committed, chain), (committed_too, drifted) = town.together(run, [None, None])
+    (committed, chain), (committed_too, drifted) = world.together(run, [None, None])
     assert not committed
     assert not committed_too
     assert (chain, drifted) == ("new", "drifted")
 
 
-def test_without_a_claim_there_is_no_weight(town):
-    assert town.sync(0, (2, None)) == [[1.0, 0.0]] * 2
-    assert town.states[1].commits == [({"w0": 2, "w1": None}, ["w0"])]
+def test_without_a_proposal_there_is_no_weight(world):
+    assert world.sync(0, (2, None)) == [[1.0, 0.0]] * 2
+    assert world.states[1].commits == [({"w0": 2, "w1": None}, ["w0"])]
 
 
 @pytest.mark.parametrize(("expected", "least"), [(None, 1), (1, 1), (2, 2), (3, 2), (4, 3)])
 def test_more_than_half_must_be_there_unless_told_otherwise(expected, least):
-    membership = LocalMembership(MeetingPlace(), "w0")
-    assert Elastic(membership, expected_workers=expected).min_workers == least
-    assert Elastic(membership, expected_workers=expected, min_workers=1).min_workers == 1
+    membership = LocalMembership(LocalRendezvousServer(), "w0")
+    assert ElasticTransport(membership, expected_workers=expected).min_workers == least
+    assert ElasticTransport(membership, expected_workers=expected, min_workers=1).min_workers == 1

@@ -464,7 +464,7 @@ def test_500_requests_that_make_no_sense_harm_no_donor(open_donor):
     for number in range(500):
         mutate = (mutate_bytes, mutate_json)[number % 2]
         with socket.create_connection(("127.0.0.1", donor.port)) as connection, suppress(OSError):
-            channel = Channel.call(connection, TOKEN, lambda: 20.0)
+            channel = Channel.connect(connection, TOKEN, lambda: 20.0)
             channel.send_text(mutate(request, random)[:10_000])
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(1 << 16):

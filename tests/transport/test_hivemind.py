@@ -21,12 +21,12 @@ from transport_zygote import Zygote
 from isthmus.core import UserError
 from isthmus.transport import TransportError
 from isthmus.transport.address import free_port
-from isthmus.transport.elastic.membership import Meeting
+from isthmus.transport.elastic.membership import Rendezvous
 from isthmus.transport.hivemind import frames
-from isthmus.transport.hivemind.engine import Hivemind
 from isthmus.transport.hivemind.frames import Frame, Kind
 from isthmus.transport.hivemind.libp2p import Node
-from isthmus.transport.hivemind.matchmaking import CARD_BYTES
+from isthmus.transport.hivemind.matchmaking import MAX_INFO_BYTES
+from isthmus.transport.hivemind.membership import HivemindMembership
 from isthmus.transport.hivemind.node_settings import NodeSettings
 from isthmus.transport.peers import vote
 
@@ -55,7 +55,7 @@ def worker(keys):
         defaults = {"listen": LISTEN, "sync_budget_seconds": BUDGET, "connect_seconds": 10, "grace_seconds": 60}
         if workers and "initial_peers" not in options:
             defaults["initial_peers"] = workers[0].addresses()
-        workers.append(Hivemind(name, "run", keys / f"{name}.key", **(defaults | options)))
+        workers.append(HivemindMembership(name, "run", keys / f"{name}.key", **(defaults | options)))
         workers[-1].connect()
         return workers[-1]
 
@@ -70,7 +70,7 @@ def three(tmp_path_factory):
     folder, workers = tmp_path_factory.mktemp("three"), []
     for name in "abc":
         peers = workers[0].addresses() if workers else []
-        workers.append(Hivemind(name, "run", folder / name, peers, listen=LISTEN, sync_budget_seconds=BUDGET))
+        workers.append(HivemindMembership(name, "run", folder / name, peers, listen=LISTEN, sync_budget_seconds=BUDGET))
         workers[-1].connect()
     yield workers
     for each in workers:
@@ -83,15 +83,15 @@ def together(*calls):
         return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
-def meet(*workers, wait_seconds=20):
-    return together(*(lambda each=each: each.meet({"name": each.name}, wait_seconds) for each in workers))
+def rendezvous(*workers, wait_seconds=20):
+    return together(*(lambda each=each: each.rendezvous({"name": each.name}, wait_seconds) for each in workers))
 
 
 def sync(*workers):
     """Meet and gather the peers of all."""
-    meetings = meet(*workers)
-    assert all(meeting == meetings[0] for meeting in meetings)
-    return together(*(lambda each=each: everybody(each, meetings[0]) for each in workers))
+    all_found = rendezvous(*workers)
+    assert all(found == all_found[0] for found in all_found)
+    return together(*(lambda each=each: everybody(each, all_found[0]) for each in workers))
 
 
 def failure(call):
@@ -104,11 +104,11 @@ def test_all_hold_an_equal_meeting_and_every_meeting_has_its_own_id(three):
     ids = set()
     for _ in range(5):
         start = time.monotonic()
-        meetings = meet(*three)
+        all_found = rendezvous(*three)
         assert time.monotonic() - start < 5
-        assert all(meeting == meetings[0] for meeting in meetings)
-        assert list(meetings[0].cards.items()) == [(name, {"name": name}) for name in "abc"]
-        ids.add(meetings[0].id)
+        assert all(found == all_found[0] for found in all_found)
+        assert list(all_found[0].members.items()) == [(name, {"name": name}) for name in "abc"]
+        ids.add(all_found[0].id)
     assert len(ids) == 5
 
 
@@ -120,9 +120,9 @@ class Everybody:
         self.join, self.leave = (lambda replica: None), (lambda: None)  # the fixture does
 
     def quorum(self, outer_step):
-        meeting = self.worker.meet({}, 20)
-        self.num_workers = len(meeting.cards)
-        return everybody(self.worker, meeting)
+        found = self.worker.rendezvous({}, 20)
+        self.num_workers = len(found.members)
+        return everybody(self.worker, found)
 
     def commit(self, peers, ok, fingerprint=b""):
         return vote(peers, ok, fingerprint)
@@ -139,18 +139,18 @@ def test_contract_of_transports(three, worker, size):
 
 
 def test_some_of_those_who_met_form_a_sync(three):
-    meetings = meet(*three)
+    all_found = rendezvous(*three)
     weights = [0.0, 1.0]
-    peers = together(*(lambda each=each: each.gather_around(meetings[0], ["a", "c"], weights) for each in three[::2]))
+    peers = together(*(lambda each=each: each.connect_peers(all_found[0], ["a", "c"], weights) for each in three[::2]))
     values = [float("nan"), 2.0]
     means = together(*(lambda p=p: p.all_reduce_mean([torch.tensor([values[p.rank]])]) for p in peers))
     assert [mean[0].item() for mean in means] == [2.0, 2.0]
 
 
 def test_an_old_meeting_cannot_be_used(three):
-    first = meet(*three)
-    meet(*three)
-    assert "another meeting" in failure(lambda: everybody(three[0], first[0]))
+    first = rendezvous(*three)
+    rendezvous(*three)
+    assert "that rendezvous is over" in failure(lambda: everybody(three[0], first[0]))
 
 
 def test_unequal_sizes_are_refused_by_all_and_the_next_sync_is_unharmed(three):
@@ -172,44 +172,44 @@ def test_one_that_does_not_come_to_the_collective_is_named(worker):
     assert "a did not come" in reason
     assert 3.9 < time.monotonic() - start < 8
     # what b had sent may come before the news that it gave up; then the next collective says so
-    assert "b gave up" in failure(lambda: [peers[0].all_gather([torch.zeros(3)]) for _ in range(2)])
+    assert "b aborted" in failure(lambda: [peers[0].all_gather([torch.zeros(3)]) for _ in range(2)])
 
 
 def test_a_worker_alone_meets_itself(worker):
     alone = worker("a")
     start = time.monotonic()
-    meeting = alone.meet({"x": 1}, 20)
+    found = alone.rendezvous({"x": 1}, 20)
     assert time.monotonic() - start < 3
-    assert meeting.cards == {"a": {"x": 1}}
-    assert everybody(alone, meeting).all_reduce_mean([torch.ones(2)])[0].tolist() == [1.0, 1.0]
+    assert found.members == {"a": {"x": 1}}
+    assert everybody(alone, found).all_reduce_mean([torch.ones(2)])[0].tolist() == [1.0, 1.0]
 
 
 def test_a_majority_goes_on_without_a_straggler_and_the_straggler_alone_does_not(worker):
     a, b, c = (worker(name, grace_seconds=0.5) for name in "abc")
-    meetings = meet(b, c)
-    assert list(meetings[0].cards) == ["b", "c"]
-    assert "waited for b, c" in failure(lambda: a.meet({}, 2))
-    assert [list(meeting.cards) for meeting in meet(a, b, c)] == [["a", "b", "c"]] * 3
+    all_found = rendezvous(b, c)
+    assert list(all_found[0].members) == ["b", "c"]
+    assert "waited for b, c" in failure(lambda: a.rendezvous({}, 2))
+    assert [list(found.members) for found in rendezvous(a, b, c)] == [["a", "b", "c"]] * 3
 
 
 def test_one_who_left_is_not_waited_for(worker):
     a, b = worker("a"), worker("b")
-    meet(a, b)
+    rendezvous(a, b)
     b.leave()
     b.leave()
     start = time.monotonic()
-    assert list(a.meet({}, 20).cards) == ["a"]
+    assert list(a.rendezvous({}, 20).members) == ["a"]
     assert time.monotonic() - start < 5
-    assert "left" in failure(lambda: b.meet({}, 1))
+    assert "left" in failure(lambda: b.rendezvous({}, 1))
 
 
 def test_one_who_returns_under_its_key_is_met_again(worker):  # hivemind #455, #472
     a, b = worker("a"), worker("b")
-    meet(a, b)
+    rendezvous(a, b)
     b.leave()
     again = worker("b")
     assert again.peer_id == b.peer_id
-    assert [list(meeting.cards) for meeting in meet(a, again)] == [["a", "b"]] * 2
+    assert [list(found.members) for found in rendezvous(a, again)] == [["a", "b"]] * 2
 
 
 def test_a_first_peer_that_restarts_does_not_found_a_second_swarm(worker, tmp_path):  # hivemind #624
@@ -223,13 +223,13 @@ def test_a_first_peer_that_restarts_does_not_found_a_second_swarm(worker, tmp_pa
     node, addresses = first_peer()
     a = worker("a", initial_peers=addresses)
     node.stop()
-    assert list(a.meet({}, 20).cards) == ["a"]
+    assert list(a.rendezvous({}, 20).members) == ["a"]
     node, same = first_peer()
     assert same == addresses
     b = worker("b", initial_peers=addresses)
     try:
-        wait_for(lambda: len(b._node.call(b._presence.look(set()))[0]) == 2)
-        assert [list(meeting.cards) for meeting in meet(a, b)] == [["a", "b"]] * 2
+        wait_for(lambda: len(b._node.call(b._presence.find_alive(set()))[0]) == 2)
+        assert [list(found.members) for found in rendezvous(a, b)] == [["a", "b"]] * 2
     finally:
         node.stop()
 
@@ -245,25 +245,25 @@ def test_a_peer_outside_the_list_takes_part_in_nothing(worker, tmp_path):
     addresses = open_door.addresses()
     a, b = (worker(name, initial_peers=addresses, allowed_peers=allowed) for name in "ab")
     outsider = worker("outsider", initial_peers=addresses)
-    meetings, refusal = [], []
-    thread = threading.Thread(target=lambda: refusal.append(failure(lambda: outsider.meet({}, 2))))
+    all_found, refusal = [], []
+    thread = threading.Thread(target=lambda: refusal.append(failure(lambda: outsider.rendezvous({}, 2))))
     thread.start()
     while thread.is_alive():
-        meetings += meet(a, b)
-    assert all(list(meeting.cards) == ["a", "b"] for meeting in meetings)
+        all_found += rendezvous(a, b)
+    assert all(list(found.members) == ["a", "b"] for found in all_found)
     assert "no majority" in refusal[0]
-    peers = together(*(lambda each=each: everybody(each, meetings[-1]) for each in (a, b)))
+    peers = together(*(lambda each=each: everybody(each, all_found[-1]) for each in (a, b)))
 
     async def knock():
-        reader, writer = await outsider._node.dial(a.peer_id, outsider._protocol)
+        reader, writer = await outsider._node.open_stream(a.peer_id, outsider._protocol)
         try:
-            writer.write(Frame(Kind.BULK, bytes.fromhex(meetings[-1].id), 1).header())
+            writer.write(Frame(Kind.OPEN_DATA, bytes.fromhex(all_found[-1].id), 1).header())
             return await reader.read()
         except ConnectionError:
             return b""  # so soon that even the knock broke off
 
     assert outsider._node.call(knock()) == b""  # a closed at once
-    assert not outsider._node.call(outsider._node.answers(a.peer_id)), "the DHT of a member is closed to it as well"
+    assert not outsider._node.call(outsider._node.ping(a.peer_id)), "the DHT of a member is closed to it as well"
     gathered = together(*(lambda p=p: p.all_gather([torch.tensor([p.rank])]) for p in peers))
     assert [[t.item() for (t,) in each] for each in gathered] == [[0, 1], [0, 1]]
     with pytest.raises(UserError, match="no initial peer answered for 1 s"):
@@ -275,20 +275,20 @@ def test_an_allowed_peer_that_uses_another_ones_name_is_not_met(worker):
     thief = worker("b")
     thief._matchmaker._name = thief._presence._name = "a"
     thief._node.call(thief._presence.announce())
-    results = together(lambda: a.meet({"real": True}, 3), lambda: thief.meet({}, 3))
-    assert [meeting.cards for meeting in results] == [{"a": {"real": True}}, {"a": {}}], "each is alone"
+    results = together(lambda: a.rendezvous({"real": True}, 3), lambda: thief.rendezvous({}, 3))
+    assert [found.members for found in results] == [{"a": {"real": True}}, {"a": {}}], "each is alone"
 
 
 def test_two_workers_of_one_name_are_told_apart_at_once(worker, tmp_path):
     a = worker("a")
-    double = Hivemind("a", "run", tmp_path / "other.key", a.addresses(), listen=LISTEN)
+    double = HivemindMembership("a", "run", tmp_path / "other.key", a.addresses(), listen=LISTEN)
     with pytest.raises(UserError, match="another worker calls itself a"):
         double.connect()
 
 
 def test_a_card_that_is_too_large_is_refused_here(three):
-    with pytest.raises(ValueError, match=f"at most {CARD_BYTES}"):
-        three[0].meet({"x": "x" * CARD_BYTES}, 1)
+    with pytest.raises(ValueError, match=f"at most {MAX_INFO_BYTES}"):
+        three[0].rendezvous({"x": "x" * MAX_INFO_BYTES}, 1)
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_one_who_dies_waiting_and_returns_at_once_is_met(zygote, tmp_path):  # h
     ended = zygote.run("die_while_waiting", 3, folder=str(tmp_path))
     assert [each.code for each in ended] == [0, -signal.SIGKILL, 0], ended
     for survivor in (ended[0], ended[2]):
-        assert survivor.result == {"cards": {"w0": {"rank": 0}, "w1": {"rank": 2}}, "mean": 1.0}
+        assert survivor.result == {"members": {"w0": {"rank": 0}, "w1": {"rank": 2}}, "mean": 1.0}
 
 
 def test_a_program_that_ends_leaves_no_daemon(zygote, tmp_path):
@@ -371,7 +371,7 @@ def test_isthmus_dht_says_what_workers_need_and_ends_cleanly(worker, tmp_path):
         lines = [server.stdout.readline() for _ in range(3)]
         address = lines[1].partition("initial_peers=[")[2].strip().rstrip("]")
         members = [worker(name, initial_peers=[address]) for name in "ab"]
-        assert [list(meeting.cards) for meeting in meet(*members)] == [["a", "b"]] * 2
+        assert [list(found.members) for found in rendezvous(*members)] == [["a", "b"]] * 2
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         server.send_signal(signal.SIGINT)
         assert server.wait(20) == 0
@@ -379,8 +379,8 @@ def test_isthmus_dht_says_what_workers_need_and_ends_cleanly(worker, tmp_path):
     wait_for(lambda: not any(alive(int(child)) for child in children))
 
 
-MEETING = bytes(range(20))
-DUE = Frame(Kind.DATA, MEETING, sender=3, collective=7)
+RENDEZVOUS = bytes(range(20))
+DUE = Frame(Kind.DATA, RENDEZVOUS, sender=3, collective=7)
 
 
 def stream(*frame_and_payload):
@@ -442,11 +442,11 @@ def test_10000_mutated_streams_are_refused_and_write_nothing_beyond_the_buffer(m
 
 @pytest.mark.parametrize(
     "change",
-    [{"sender": 2}, {"meeting": bytes(20)}, {"collective": 6}, {"kind": Kind.BEAT}],
+    [{"sender": 2}, {"rendezvous": bytes(20)}, {"collective": 6}, {"kind": Kind.HEARTBEAT}],
     ids=lambda change: next(iter(change)),
 )
 def test_a_frame_that_is_intact_but_not_due_is_refused(change):
-    wrong = Frame(**{"kind": Kind.DATA, "meeting": MEETING, "sender": 3, "collective": 7} | change)
+    wrong = Frame(**{"kind": Kind.DATA, "rendezvous": RENDEZVOUS, "sender": 3, "collective": 7} | change)
     with pytest.raises(TransportError, match="not due: " + next(iter(change))):
         asyncio.run(read_all(stream(wrong, memoryview(b"x" * 10)), bytearray(10)))
 
@@ -458,7 +458,7 @@ def test_repeated_reordered_and_oversized_frames_are_refused(monkeypatch):
     for bad in (data[:half] * 2, data[half:] + data[:half]):
         with pytest.raises(TransportError, match="not due: number"):
             asyncio.run(read_all(bad, bytearray(200)))
-    huge = Frame(Kind.DATA, MEETING, 3, 7, length=1 << 31).header()
+    huge = Frame(Kind.DATA, RENDEZVOUS, 3, 7, length=1 << 31).header()
     with pytest.raises(TransportError, match="not due: length 2147483648 for 100"):
         asyncio.run(read_all(huge, bytearray(200)))
 
@@ -470,19 +470,19 @@ def test_a_hello_cannot_make_the_listener_allocate():
         return await frames.receive_any(reader, frames.TEXT_BYTES)
 
     with pytest.raises(TransportError, match="4294967295 bytes where 400 are allowed"):
-        asyncio.run(listen(Frame(Kind.GIVE_UP, MEETING, 3, length=(1 << 32) - 1).header()))
+        asyncio.run(listen(Frame(Kind.ABORT, RENDEZVOUS, 3, length=(1 << 32) - 1).header()))
 
 
 def test_hundreds_of_mutated_streams_over_libp2p_leave_a_running_sync_unharmed(three):
     a, _, c = three
     peers = sync(*three)
-    hello = Frame(Kind.BULK, bytes.fromhex(a._group.id.hex()), 2).header()
+    hello = Frame(Kind.OPEN_DATA, bytes.fromhex(a._matched.id.hex()), 2).header()
     dice = random.Random(1)
 
     async def attack():
         closed = 0
         for _ in range(300):
-            reader, writer = await c._node.dial(a.peer_id, c._protocol)
+            reader, writer = await c._node.open_stream(a.peer_id, c._protocol)
             try:
                 writer.write(mutate_bytes(hello, dice) + dice.randbytes(dice.randrange(100)))
                 writer.write_eof()
@@ -501,21 +501,21 @@ def test_hundreds_of_mutated_streams_over_libp2p_leave_a_running_sync_unharmed(t
         assert all([t[0].item() for (t,) in each] == [0, 1, 2] for each in gathered)
         rounds += 1
     assert results == [300]
-    wait_for(lambda: a._waiting == 0)  # it sees the last streams end, too
-    assert a._mesh._in[Kind.BULK].keys() == {1, 2}
+    wait_for(lambda: a._num_unclaimed == 0)  # it sees the last streams end, too
+    assert a._connections._in[Kind.OPEN_DATA].keys() == {1, 2}
 
 
 @pytest.mark.parametrize(
     ("contacts", "message"),
     [
-        (["first"], "a does not say where its rank 1 is: is it an isthmus of this version?"),
-        (["first", 7], "a does not say where its rank 1 is: is it an isthmus of this version?"),
+        (["first"], "a does not say where its rank 1 is: install the same version of isthmus everywhere"),
+        (["first", 7], "a does not say where its rank 1 is: install the same version of isthmus everywhere"),
         (["first", "Qmstranger"], "rank 1 of a, peer Qmstranger, is not among allowed_peers: add it there"),
     ],
     ids=str,
 )
 def test_a_rank_that_must_not_be_dialled_is_named(tmp_path, contacts, message):
     known = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
-    rank = Hivemind("b", "run", tmp_path / "b-rank-1.key", allowed_peers=[known], place=1)
-    meeting = Meeting("00", {"a": {"contacts": contacts}, "b": {"contacts": ["first", known]}})
-    assert failure(lambda: rank.gather_around(meeting, ["a", "b"], [0.5, 0.5])) == message
+    rank = HivemindMembership("b", "run", tmp_path / "b-rank-1.key", allowed_peers=[known], rank_in_worker=1)
+    found = Rendezvous("00", {"a": {"contacts": contacts}, "b": {"contacts": ["first", known]}})
+    assert failure(lambda: rank.connect_peers(found, ["a", "b"], [0.5, 0.5])) == message

@@ -18,8 +18,8 @@ from transport_zygote import Zygote
 from isthmus.core import UserError
 from isthmus.transport import TransportError
 from isthmus.transport.address import free_port, join_address, own_address, split_address
-from isthmus.transport.torchft.engine import TorchFT
 from isthmus.transport.torchft.lighthouse import lighthouse
+from isthmus.transport.torchft.membership import TorchFTMembership
 
 BUDGET = 6.0
 
@@ -43,7 +43,7 @@ def worker(address):
     workers = []
 
     def connect(name, budget=BUDGET):
-        workers.append(TorchFT(address, name, budget))
+        workers.append(TorchFTMembership(address, name, budget))
         workers[-1].connect()
         return workers[-1]
 
@@ -58,29 +58,29 @@ def together(*calls):
         return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
-def meet(*workers, wait_seconds=20):
+def rendezvous(*workers, wait_seconds=20):
     return together(
         *(
-            lambda each=each: each.meet({"name": each.name, "contacts": [each.contact]}, wait_seconds)
+            lambda each=each: each.rendezvous({"name": each.name, "contacts": [each.contact]}, wait_seconds)
             for each in workers
         )
     )
 
 
-def meet_until_there(late, *workers):
-    """The meeting that `late` comes to, while those who met before it meet again and again."""
+def rendezvous_until_there(late, *workers):
+    """The rendezvous that `late` comes to, while the others come to one after the other."""
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(late.meet, {}, 20)
-        while late.name not in (meeting := meet(*workers)[0]).cards:
+        waiting = pool.submit(late.rendezvous, {}, 20)
+        while late.name not in (found := rendezvous(*workers)[0]).members:
             pass
-        assert waiting.result().id == meeting.id
-    return meeting
+        assert waiting.result().id == found.id
+    return found
 
 
-def gather(meeting, *workers, weights=None):
+def gather(found, *workers, weights=None):
     names = sorted(each.name for each in workers)
     weights = weights or [1 / len(names)] * len(names)
-    return together(*(lambda each=each: each.gather_around(meeting, names, weights) for each in workers))
+    return together(*(lambda each=each: each.connect_peers(found, names, weights) for each in workers))
 
 
 def results(ended):
@@ -135,18 +135,18 @@ def test_who_dies_while_it_waits_is_not_met(zygote, tmp_path):
 
 def test_meetings_are_equal_and_no_two_have_one_id(worker):
     a, b = worker("a"), worker("b")
-    meetings = [meet(a, b) for _ in range(3)]
-    for one, other in meetings:
+    all_found = [rendezvous(a, b) for _ in range(3)]
+    for one, other in all_found:
         assert one == other
-        assert {name: card["name"] for name, card in one.cards.items()} == {"a": "a", "b": "b"}
-    assert len({one.id for one, _ in meetings}) == 3
+        assert {name: info["name"] for name, info in one.members.items()} == {"a": "a", "b": "b"}
+    assert len({one.id for one, _ in all_found}) == 3
 
 
 def test_a_worker_alone(worker):
     a = worker("a")
-    meeting = a.meet({"version": 3, "contacts": [a.contact]}, 5)
-    assert meeting.cards["a"]["version"] == 3
-    peers = a.gather_around(meeting, ["a"], [1.0])
+    found = a.rendezvous({"version": 3, "contacts": [a.contact]}, 5)
+    assert found.members["a"]["version"] == 3
+    peers = a.connect_peers(found, ["a"], [1.0])
     assert peers.all_reduce_mean([torch.ones(2)])[0].tolist() == [1.0, 1.0]
 
 
@@ -154,8 +154,8 @@ def test_a_group_is_kept_while_its_members_are_the_same(worker):
     a, b, c = worker("a"), worker("b"), worker("c")
     groups = []
     for members in [(a, b, c), (a, b, c), (a, c), (a, b, c)]:
-        meeting = meet(a, b, c)[0]
-        peers = gather(meeting, *members)
+        found = rendezvous(a, b, c)[0]
+        peers = gather(found, *members)
         means = together(*(lambda p=p: p.all_reduce_mean([torch.tensor([float(p.rank)])])[0].item() for p in peers))
         assert means == [(len(members) - 1) / 2] * len(members)
         groups.append(a._group)
@@ -165,7 +165,7 @@ def test_a_group_is_kept_while_its_members_are_the_same(worker):
 
 def test_weights_of_a_meeting(worker):
     a, b = worker("a"), worker("b")
-    peers = gather(meet(a, b)[0], a, b, weights=[0.0, 1.0])
+    peers = gather(rendezvous(a, b)[0], a, b, weights=[0.0, 1.0])
     values = [torch.tensor([float("nan")]), torch.tensor([5.0])]
     means = together(*(lambda p=p, v=v: p.all_reduce_mean([v])[0].item() for p, v in zip(peers, values, strict=True)))
     assert means == [5.0, 5.0]
@@ -173,37 +173,37 @@ def test_weights_of_a_meeting(worker):
 
 def test_stragglers_have_their_grace_and_come_to_the_next_meeting():
     with lighthouse("127.0.0.1:0", grace_seconds=1) as port:
-        a, b, late = workers = [TorchFT(f"127.0.0.1:{port}", name, BUDGET) for name in ("a", "b", "late")]
+        a, b, late = workers = [TorchFTMembership(f"127.0.0.1:{port}", name, BUDGET) for name in ("a", "b", "late")]
         for each in workers:
             each.connect()
         start = time.monotonic()
-        assert list(meet(a, b)[0].cards) == ["a", "b"]
+        assert list(rendezvous(a, b)[0].members) == ["a", "b"]
         assert 1 <= time.monotonic() - start < 3
-        assert list(meet_until_there(late, a, b).cards) == ["a", "b", "late"]
+        assert list(rendezvous_until_there(late, a, b).members) == ["a", "b", "late"]
         for each in workers:
             each.leave()
 
 
 def test_half_of_the_living_do_not_meet(worker):
     a, _ = worker("a"), worker("b")
-    with pytest.raises(TransportError, match=r"no meeting within 0.5 s: too few came, of the workers that the"):
-        a.meet({"contacts": [a.contact]}, 0.5)
+    with pytest.raises(TransportError, match=r"no rendezvous within 0.5 s: too few came, of the workers that the"):
+        a.rendezvous({"contacts": [a.contact]}, 0.5)
 
 
 def test_who_takes_no_part_is_not_waited_for(worker):
     a, b = worker("a"), worker("b")
-    meeting = meet(a, b)[0]  # b finds that it has to catch up, which takes longer than the lighthouse's patience
-    a.gather_around(meeting, ["a"], [1.0])
-    assert list(a.meet({"contacts": [a.contact]}, 10).cards) == ["a"]
-    assert list(meet_until_there(b, a).cards) == ["a", "b"]
+    found = rendezvous(a, b)[0]  # b finds that it has to catch up, which takes longer than the lighthouse's patience
+    a.connect_peers(found, ["a"], [1.0])
+    assert list(a.rendezvous({"contacts": [a.contact]}, 10).members) == ["a"]
+    assert list(rendezvous_until_there(b, a).members) == ["a", "b"]
 
 
 def test_who_left_is_not_waited_for(worker):
     a, b = worker("a"), worker("b")
-    gather(meet(a, b)[0], a, b)
+    gather(rendezvous(a, b)[0], a, b)
     b.leave()
     b.leave()
-    assert list(a.meet({"contacts": [a.contact]}, 10).cards) == ["a"]
+    assert list(a.rendezvous({"contacts": [a.contact]}, 10).members) == ["a"]
 
 
 def test_leave_ends_a_wait(worker):
@@ -211,20 +211,20 @@ def test_leave_ends_a_wait(worker):
     threading.Timer(0.3, a.leave).start()
     start = time.monotonic()
     with pytest.raises(TransportError, match="this worker has left"):
-        a.meet({"contacts": [a.contact]}, 20)
+        a.rendezvous({"contacts": [a.contact]}, 20)
     assert time.monotonic() - start < 5
 
 
 def test_who_met_but_does_not_come_to_the_sync_is_named(worker):
     a, b = worker("a"), worker("b")
-    meeting = meet(a, b)[0]
-    with pytest.raises(TransportError, match="worker b met the others, but did not come to the sync"):
-        a.gather_around(meeting, ["a", "b"], [0.5, 0.5])
+    found = rendezvous(a, b)[0]
+    with pytest.raises(TransportError, match="worker b came to the rendezvous, but not to the sync"):
+        a.connect_peers(found, ["a", "b"], [0.5, 0.5])
 
 
 def test_what_is_stuck_is_freed_when_it_has_timed_out(worker):
     a, b = worker("a", budget=1.0), worker("b", budget=1.0)
-    peers = gather(meet(a, b)[0], a, b)[0]
+    peers = gather(rendezvous(a, b)[0], a, b)[0]
     start = time.monotonic()
     with pytest.raises(TransportError, match="worker b did not come, though alive"):
         peers.all_reduce_mean([torch.zeros(10)])
@@ -234,7 +234,7 @@ def test_what_is_stuck_is_freed_when_it_has_timed_out(worker):
     while time.monotonic() < start + 10 and len(a._abandoned):
         a._abandoned.free()
     assert 1.9 < time.monotonic() - start < 6
-    one, other = gather(meet(a, b)[0], a, b)
+    one, other = gather(rendezvous(a, b)[0], a, b)
     assert together(lambda: one.all_gather([]), lambda: other.all_gather([])) == [[[], []]] * 2
 
 
@@ -243,7 +243,7 @@ def test_twenty_failed_syncs_leave_nothing_behind(worker):
     counts = []
     for _ in range(20):
         b = worker("b", budget=1.0)
-        peers = gather(meet(a, b)[0], a, b)[0]
+        peers = gather(rendezvous(a, b)[0], a, b)[0]
         b.leave()
         with pytest.raises(TransportError, match="worker b"):
             peers.all_reduce_mean([torch.zeros(10)])
@@ -257,28 +257,28 @@ def test_two_processes_of_one_name(worker):
     messages = []
     while not any(re.fullmatch(expected, message) for message in messages):  # until both had come when b did
         with ThreadPoolExecutor(2) as pool:
-            twins = [pool.submit(each.meet, {}, 1.5) for each in (one, other)]
+            twins = [pool.submit(each.rendezvous, {}, 1.5) for each in (one, other)]
             time.sleep(0.3)
             with suppress(TransportError):
-                third.meet({"contacts": [third.contact]}, 1)
+                third.rendezvous({"contacts": [third.contact]}, 1)
             messages = [str(twin.exception()) for twin in twins]
 
 
 def test_no_lighthouse():
     port = free_port()
     with pytest.raises(UserError, match=f"no lighthouse answered at 127.0.0.1:{port} for 0.5 s: is `isthmus lightho"):
-        TorchFT(f"127.0.0.1:{port}", "a", 0.5).connect()
+        TorchFTMembership(f"127.0.0.1:{port}", "a", 0.5).connect()
 
 
 @pytest.mark.parametrize("address", ["nonsense", "http://10.0.0.5:29510", "10.0.0.5", "10.0.0.5:99999", "::1:29510"])
 def test_no_address(address):
     with pytest.raises(UserError, match="is no address: write host:port, say 10.0.0.5:29510"):
-        TorchFT(address, "a").connect()
+        TorchFTMembership(address, "a").connect()
 
 
 def test_host_of_another_machine(address):
     with pytest.raises(UserError, match="203.0.113.7 is no address of this machine"):
-        TorchFT(address, "a", host="203.0.113.7").connect()
+        TorchFTMembership(address, "a", host="203.0.113.7").connect()
 
 
 @pytest.mark.parametrize("address", ["10.0.0.5:29510", "a-host:1", "[::1]:29510"])
@@ -301,22 +301,22 @@ def test_a_lighthouse_that_dies_and_returns():
     port = free_port()
     process, line = start_lighthouse(port)
     assert line.endswith(f"--set outer.transport.lighthouse=127.0.0.1:{port}\n")
-    a, b = TorchFT(f"127.0.0.1:{port}", "a", BUDGET), TorchFT(f"127.0.0.1:{port}", "b", BUDGET)
+    a, b = TorchFTMembership(f"127.0.0.1:{port}", "a", BUDGET), TorchFTMembership(f"127.0.0.1:{port}", "b", BUDGET)
     a.connect(), b.connect()
-    before = meet(a, b)[0]
+    before = rendezvous(a, b)[0]
     gather(before, a, b)
     process.kill()
     process.communicate()
     with pytest.raises(TransportError, match=f"the lighthouse at 127.0.0.1:{port} does not answer"):
-        meet(a, b)
+        rendezvous(a, b)
     process, _ = start_lighthouse(port)
     met_again = []
     while not met_again:
         try:
-            met_again = meet(a, b, wait_seconds=3)
+            met_again = rendezvous(a, b, wait_seconds=3)
         except TransportError:
             continue
-        if len(met_again[0].cards) < 2:
+        if len(met_again[0].members) < 2:
             met_again = []  # one came before the lighthouse had heard of the other
     assert met_again[0] == met_again[1]
     peers = gather(met_again[0], a, b)

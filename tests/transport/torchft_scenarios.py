@@ -11,8 +11,8 @@ from transport_contract import run_checks
 
 from isthmus.transport import TransportError
 from isthmus.transport.peers import vote
-from isthmus.transport.torchft.engine import TorchFT
 from isthmus.transport.torchft.lighthouse import import_torchft
+from isthmus.transport.torchft.membership import TorchFTMembership
 
 import_torchft()  # once, for all forks
 
@@ -27,22 +27,22 @@ class Everybody:
         self.commit = lambda peers, ok, fingerprint=b"": vote(peers, ok, fingerprint)
 
     def quorum(self, outer_step):
-        meeting = self.membership.meet({"outer_step": outer_step, "contacts": [self.membership.contact]}, 20)
-        assert all(card["outer_step"] == outer_step for card in meeting.cards.values())
-        self.num_workers = len(meeting.cards)
-        return everybody(self.membership, meeting)
+        found = self.membership.rendezvous({"outer_step": outer_step, "contacts": [self.membership.contact]}, 20)
+        assert all(info["outer_step"] == outer_step for info in found.members.values())
+        self.num_workers = len(found.members)
+        return everybody(self.membership, found)
 
     def wait_until(self, seconds):
         pass
 
 
-def everybody(membership, meeting):
-    names = list(meeting.cards)
-    return membership.gather_around(meeting, names, [1 / len(names)] * len(names))
+def everybody(membership, found):
+    names = list(found.members)
+    return membership.connect_peers(found, names, [1 / len(names)] * len(names))
 
 
 def contract(rank, size, lighthouse):
-    return run_checks(Everybody(TorchFT(lighthouse, f"w{rank}", 20)), rank, size)
+    return run_checks(Everybody(TorchFTMembership(lighthouse, f"w{rank}", 20)), rank, size)
 
 
 def lose_a_worker(rank, victim, how, lighthouse, budget, folder):
@@ -60,22 +60,22 @@ def lose_a_worker(rank, victim, how, lighthouse, budget, folder):
         pid = int((Path(folder) / "pid").read_text())
         wait_for(lambda: not alive(pid))
         wait_for(lambda: len(list(Path(folder).glob("survivor*"))) == 2)
-    membership = TorchFT(lighthouse, f"w{victim if returned else rank}", budget)
+    membership = TorchFTMembership(lighthouse, f"w{victim if returned else rank}", budget)
     membership.connect()
     log, refused, syncs = [], returned, 0
     while True:
         try:
             start = time.monotonic()
-            meeting = membership.meet({"contacts": [membership.contact]}, budget)
+            found = membership.rendezvous({"contacts": [membership.contact]}, budget)
             met = time.monotonic()
-            peers = everybody(membership, meeting)
+            peers = everybody(membership, found)
             gathered = time.monotonic()
             if rank == victim and syncs == 2 and not refused:
                 lose_oneself(how, folder)
             peers.all_reduce_mean([torch.zeros(2_000_000)])
             agreed = vote(peers, peers.size == 3 and refused, b"")
             syncs += 1
-            log.append(["sync", list(meeting.cards), met - start, gathered - met])
+            log.append(["sync", list(found.members), met - start, gathered - met])
             if peers.size == 2 and (Path(folder) / "struck").exists():
                 (Path(folder) / f"survivor{rank}").touch()
         except TransportError as error:
@@ -106,7 +106,7 @@ def lose_oneself(how, folder):
 
 def die_while_waiting(rank, lighthouse, folder):
     """Worker 1 is killed while it waits for worker 2 to come; the others meet all the same."""
-    membership = TorchFT(lighthouse, f"w{rank}", 6)
+    membership = TorchFTMembership(lighthouse, f"w{rank}", 6)
     membership.connect()
     (Path(folder) / f"connected{rank}").touch()
     wait_for(lambda: len(list(Path(folder).glob("connected*"))) == 3)
@@ -117,10 +117,10 @@ def die_while_waiting(rank, lighthouse, folder):
         wait_for(lambda: (Path(folder) / "pid").exists())
         pid = int((Path(folder) / "pid").read_text())
         wait_for(lambda: not alive(pid))
-    meeting = membership.meet({"contacts": [membership.contact]}, 20)
-    value = everybody(membership, meeting).all_reduce_mean([torch.tensor([float(rank)])])[0].item()
+    found = membership.rendezvous({"contacts": [membership.contact]}, 20)
+    value = everybody(membership, found).all_reduce_mean([torch.tensor([float(rank)])])[0].item()
     membership.leave()
-    return list(meeting.cards), value
+    return list(found.members), value
 
 
 def wait_for(condition):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,8 @@ from isthmus.train.process import Process
 from isthmus.train.replicated_ledger import ReplicatedLedger
 from isthmus.train.stopping import Stopping
 from isthmus.transport import Transport
-from isthmus.transport.elastic.ranks import worker_name
+from isthmus.transport.elastic.worker_ranks import worker_name
 from isthmus.transport.rendezvous import open_store
-
-_LOGGER = logging.getLogger(__name__)
 
 
 class ElasticLifecycle(Lifecycle):
@@ -46,7 +43,7 @@ class ElasticLifecycle(Lifecycle):
         order, name = data_set.sample_order(config.train.seed), worker_name(process.mesh.num_ranks)
         leased = LeasedBatches(order, name, config.inner.batch_size)
         self.batches = ReplicatedLedger(leased, config.outer.schedule.local_steps)
-        self.transport_options: dict[str, Any] = {"replicated_state": self.batches, "say": _LOGGER.info}
+        self.transport_options: dict[str, Any] = {"replicated_state": self.batches}
 
     @override
     def batches_state(self, method_state: State) -> State:

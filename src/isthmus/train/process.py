@@ -16,7 +16,7 @@ from isthmus.inner.step import Batch
 from isthmus.parallel import ParallelDims, open_mesh
 from isthmus.train.assemble import choose_device, is_elastic
 from isthmus.transport import Transport
-from isthmus.transport.elastic.ranks import check_ranks, worker_number
+from isthmus.transport.elastic.worker_ranks import check_num_ranks, worker_number
 from isthmus.transport.rank_layout import RankLayout
 from isthmus.transport.rendezvous import find_world, initialise
 from isthmus.transport.torch_dist import JOIN_BUDGETS
@@ -90,7 +90,7 @@ def find_process(config: RunConfig) -> Process:
     if mesh.num_ranks == 1:
         return Process(rank, world_size=size)
     if elastic:  # the world of torch.distributed is this worker alone
-        check_ranks(size, mesh.num_ranks)
+        check_num_ranks(size, mesh.num_ranks)
         worker, rank, workers, name = worker_number(mesh.num_ranks), rank, 1, f"rank {rank}"
     else:
         ranks = RankLayout(size, mesh.num_ranks)

@@ -114,7 +114,10 @@ class ElasticPart(Protocol):
     All calls but `interrupt` come from the communication thread.
     """
 
-    replicated_state: ReplicatedState | None  # what moves with the commits, if anything does
+    @property
+    def replicated_state(self) -> ReplicatedState | None:
+        """What moves with the commits; None where nothing does."""
+        ...
 
     @property
     def relative_speed(self) -> float:

@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class _Arrival:
-    """What one worker brings to a collective."""
+    """The part of one worker in a collective."""
 
     kind: str
     start: float  # its clock
@@ -40,7 +40,7 @@ class _Arrival:
 
 
 class LocalWorld:
-    """The workers of one process and the links between them.
+    """All workers of one process, and the links between them.
 
     Args:
         num_workers: how many.
@@ -64,41 +64,41 @@ class LocalWorld:
         self._changed = threading.Condition()
         self._gone: dict[int, str] = {}  # rank: what became of it
         self._num_entered = [0] * num_workers  # collectives that each worker has entered
-        self._meetings: dict[int, dict[int, _Arrival]] = {}  # under that number: who has arrived, by rank
+        self._collectives: dict[int, dict[int, _Arrival]] = {}  # by number: what has arrived, by rank
 
     def kill(self, rank: int, reason: str = "was killed") -> None:
-        """Worker `rank`'s pending and later calls raise `TransportError`, those that wait for it `PeerLost`."""
+        """Have worker `rank`'s calls raise `TransportError`, and those that wait for it `PeerLost`."""
         with self._changed:
             self._gone.setdefault(rank, reason)
             self._changed.notify_all()
 
     def refuse_commit(self, outer_step: int, rank: int = 0) -> None:
-        """Worker `rank` will vote against sync `outer_step`."""
+        """Have worker `rank` vote against sync `outer_step`."""
         self.refused.add((outer_step, rank))
 
     def lose_message(self, outer_step: int, rank: int = 0) -> None:
-        """The first message of worker `rank` in sync `outer_step` will be lost: `TransportError` on all peers."""
+        """Lose the first message of worker `rank` in sync `outer_step`: `TransportError` on all peers."""
         self.lost.add((outer_step, rank))
 
-    def meet(self, rank: int, arrival: _Arrival) -> list[_Arrival]:
-        """Block until every worker has come to this collective; return what they brought, in rank order."""
+    def enter(self, rank: int, arrival: _Arrival) -> list[_Arrival]:
+        """Block until every worker has entered this collective; return what they brought, in rank order."""
         with self._changed:
             number = self._num_entered[rank]
             self._num_entered[rank] += 1
-            meeting = self._meetings.setdefault(number, {})
-            meeting[rank] = arrival
-            if len(meeting) == self.num_workers:
-                del self._meetings[number]
+            arrived = self._collectives.setdefault(number, {})
+            arrived[rank] = arrival
+            if len(arrived) == self.num_workers:
+                del self._collectives[number]
                 self._changed.notify_all()
             while True:
                 self.check_alive(rank)
-                if len(meeting) == self.num_workers:
+                if len(arrived) == self.num_workers:
                     break
-                gone = sorted(self._gone.keys() - meeting.keys())
+                gone = sorted(self._gone.keys() - arrived.keys())
                 if gone:
                     raise PeerLost(gone, "; ".join(f"worker {r} {self._gone[r]}" for r in gone))
                 self._changed.wait()
-        arrivals = [meeting[r] for r in range(self.num_workers)]
+        arrivals = [arrived[r] for r in range(self.num_workers)]
         lost = [r for r, a in enumerate(arrivals) if a.lost]
         if lost:
             raise TransportError(f"a message of {name_workers(lost)} was lost")
@@ -126,38 +126,38 @@ class Local(ConfiguredTransport):
         self._clock = threading.local()
 
     def join(self, replica: Replica) -> None:
-        """Nothing to do: all workers are there from the beginning."""
+        """Do nothing: all workers are there from the beginning."""
 
     def quorum(self, outer_step: int, proposal: Any = None) -> BufferPeers:
-        """All workers, always; the sync begins at the calling thread's time."""
+        """Return all workers, always; the sync begins at the calling thread's time."""
         self.world.check_alive(self.rank)
         return _LocalPeers(self, outer_step)
 
     def commit(self, peers: Peers, ok: bool, fingerprint: bytes = b"") -> bool:
-        """Vote; see `Transport.commit`."""
+        """Vote, and return whether all agreed; see `Transport.commit`."""
         assert isinstance(peers, _LocalPeers)
         refused = (peers.outer_step, self.rank) in self.world.refused
         return vote(peers, ok and not refused, fingerprint)
 
     def leave(self) -> None:
-        """Peers that still wait for this worker, or come to, get `PeerLost`."""
+        """Leave: peers that still wait for this worker, or will, get `PeerLost`."""
         self.world.kill(self.rank, "left")
 
     def now(self) -> float:
-        """The calling thread's virtual time in seconds."""
+        """Return the calling thread's virtual time in seconds."""
         return getattr(self._clock, "seconds", 0.0)
 
     def advance(self, seconds: float) -> None:
-        """The calling thread computed for `seconds`."""
+        """Move the calling thread's clock on by `seconds` of computing."""
         self._clock.seconds = self.now() + seconds
 
     def wait_until(self, seconds: float) -> None:
-        """The calling thread waited for something that happened at `seconds`."""
+        """Move the calling thread's clock on to `seconds`, if it is not there yet."""
         self._clock.seconds = max(self.now(), seconds)
 
 
 class _LocalPeers(BufferPeers):
-    """All workers of the world."""
+    """All workers of the world, as the peers of one sync."""
 
     def __init__(self, transport: Local, outer_step: int) -> None:
         super().__init__(transport.rank, list(transport.world.weights))
@@ -165,7 +165,7 @@ class _LocalPeers(BufferPeers):
         self._transport = transport
 
     def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
-        arrivals = self._meet("all_reduce", buffer, [4 * len(buffer)])
+        arrivals = self._enter("all_reduce", buffer, [4 * len(buffer)])
         steps = 2 * (self.size - 1)
         self._finish(arrivals, self._links.ring_seconds(steps, 4 * len(buffer) / self.size))
         total = arrivals[0].buffer.clone()
@@ -174,12 +174,12 @@ class _LocalPeers(BufferPeers):
         return total
 
     def _all_gather(self, buffer: torch.Tensor) -> torch.Tensor:
-        arrivals = self._meet("all_gather", buffer, [len(buffer)])
+        arrivals = self._enter("all_gather", buffer, [len(buffer)])
         self._finish(arrivals, self._links.ring_seconds(self.size - 1, len(buffer)))
         return torch.cat([arrival.buffer for arrival in arrivals])
 
     def _all_to_all(self, buffer: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-        arrivals = self._meet("all_to_all", buffer, sizes)
+        arrivals = self._enter("all_to_all", buffer, sizes)
         self._finish(arrivals, self._links.all_to_all_seconds([arrival.sizes for arrival in arrivals]))
         start, end = sum(sizes[: self.rank]), sum(sizes[: self.rank + 1])
         return torch.cat([arrival.buffer[start:end] for arrival in arrivals])
@@ -188,11 +188,11 @@ class _LocalPeers(BufferPeers):
     def _links(self) -> LinkModel:
         return self._transport.world.links
 
-    def _meet(self, kind: str, buffer: torch.Tensor, sizes: list[int]) -> list[_Arrival]:
+    def _enter(self, kind: str, buffer: torch.Tensor, sizes: list[int]) -> list[_Arrival]:
         world, key = self._transport.world, (self.outer_step, self.rank)
         lost = key in world.lost
         world.lost.discard(key)
-        return world.meet(self.rank, _Arrival(kind, self._transport.now(), buffer, sizes, lost))
+        return world.enter(self.rank, _Arrival(kind, self._transport.now(), buffer, sizes, lost))
 
     def _finish(self, arrivals: list[_Arrival], seconds: float) -> None:
         self._transport.wait_until(max(arrival.start for arrival in arrivals) + seconds)

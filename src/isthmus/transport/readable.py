@@ -5,6 +5,6 @@ from __future__ import annotations
 import re
 
 
-def first_line(error: Exception) -> str:
+def readable_message(error: Exception) -> str:
     """Return what people can read of a message of torch or gloo: no source path, no advice."""
     return re.sub(r"^\[[^]]*\] ", "", str(error).split("\n")[0]).split(". ")[0]

@@ -17,7 +17,7 @@ from isthmus.core.torch_internals import clone_default_store, skip_reverse_looku
 from isthmus.core.types import UserError
 from isthmus.transport.base import PeerLost
 from isthmus.transport.rank_layout import RankLayout
-from isthmus.transport.readable import first_line
+from isthmus.transport.readable import readable_message
 
 _num_stores = itertools.count()
 
@@ -59,7 +59,7 @@ def initialise(backend: str, timeout_seconds: float, name: str) -> None:
             raise UserError(f"port {port} is in use on this machine: set MASTER_PORT to a free one") from error
         raise UserError(
             f"{name} cannot meet the others at {address}:{port}: have all "
-            f"{os.environ['WORLD_SIZE']} ranks started, and can they reach that port? ({first_line(error)})"
+            f"{os.environ['WORLD_SIZE']} ranks started, and can they reach that port? ({readable_message(error)})"
         ) from error
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from isthmus.core.torch_internals import keep_alive, release
 from isthmus.transport.base import PeerLost, TransportError
 from isthmus.transport.heartbeat import Heartbeat, Verdict
-from isthmus.transport.readable import first_line
+from isthmus.transport.readable import readable_message
 from isthmus.transport.send_recv import SendRecv
 
 Backend = Literal["gloo", "nccl"]
@@ -175,8 +175,8 @@ class WatchedGroup:
         """Whose fault it is that a connection broke."""
         verdict = self.find_lost()
         if verdict is not None:
-            return Verdict(verdict.ranks, f"{verdict.reason} ({first_line(error)})")
-        return self._late() or Verdict([], f"a connection broke, though all are alive ({first_line(error)})")
+            return Verdict(verdict.ranks, f"{verdict.reason} ({readable_message(error)})")
+        return self._late() or Verdict([], f"a connection broke, though all are alive ({readable_message(error)})")
 
     def _give_up(self, what: str, verdict: Verdict, stuck: Sequence[dist.Work | SendRecv] = ()) -> PeerLost:
         """Remember the loss, tell the others, and let go of the stuck collective."""

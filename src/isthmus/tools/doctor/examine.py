@@ -27,7 +27,7 @@ from isthmus.tools.show import sync_bytes
 from isthmus.train import assemble
 from isthmus.transport import TransportError
 from isthmus.transport.address import join_address, split_address
-from isthmus.transport.elastic.ranks import worker_number
+from isthmus.transport.elastic.worker_ranks import worker_number
 
 _KNOCK_SECONDS = 5.0
 _LONGEST_SHARE = 0.1  # of the sync budget that one transfer may take before the doctor has seen enough

@@ -18,12 +18,12 @@ from isthmus.spec import build
 from isthmus.tools.doctor.check import Card
 from isthmus.train.assemble import transport_class
 from isthmus.transport import TRANSPORTS, TransportError
-from isthmus.transport.elastic.membership import Meeting
-from isthmus.transport.elastic.ranks import worker_name
-from isthmus.transport.elastic.together import meet
-from isthmus.transport.elastic.world import Elastic
+from isthmus.transport.elastic.membership import Rendezvous
+from isthmus.transport.elastic.rank_consensus import rendezvous
+from isthmus.transport.elastic.transport import ElasticTransport
+from isthmus.transport.elastic.worker_ranks import worker_name
 from isthmus.transport.peers import BufferPeers
-from isthmus.transport.readable import first_line
+from isthmus.transport.readable import readable_message
 from isthmus.transport.single_rank import SINGLE_RANK
 from isthmus.transport.torch_dist import TorchDist
 
@@ -63,7 +63,7 @@ def build_world(config: RunConfig, say: Callable[[str], None]) -> World:
     match transport:
         case TorchDist():
             return StaticWorld(transport)
-        case Elastic():
+        case ElasticTransport():
             return ElasticWorld(transport, workers, say)
     raise UserError(
         f"doctor cannot examine outer.transport.type {spec['type']}: it knows torch_dist and the elastic ones"
@@ -128,19 +128,19 @@ class _Pair(BufferPeers):
                 assert each is not None
                 each.wait(self._timeout)
         except RuntimeError as error:
-            raise TransportError(f"rank {self._other} does not answer ({first_line(error)})") from error
+            raise TransportError(f"rank {self._other} does not answer ({readable_message(error)})") from error
         return torch.cat(received).to(buffer.device)
 
 
 class ElasticWorld:
     """Workers that meet through an elastic engine."""
 
-    def __init__(self, transport: Elastic, expected_workers: int, say: Callable[[str], None]) -> None:
+    def __init__(self, transport: ElasticTransport, expected_workers: int, say: Callable[[str], None]) -> None:
         self._engine, self._budget_seconds = transport.membership, transport.sync_budget_seconds
         self.name, self.state_host = self._engine.name, transport.state_host
         self._expected, self._say = expected_workers, say
         self._known: set[str] = set()  # who was at the first meeting
-        self._meeting = Meeting("", {})
+        self._rendezvous = Rendezvous("", {})
 
     def connect(self) -> None:
         """See `World.connect`."""
@@ -157,12 +157,12 @@ class ElasticWorld:
                 self._say(f"{self.name} waits: {missing}")
                 said = missing
             time.sleep(_PAUSE_SECONDS)
-        self._known = self._known or set(self._meeting.cards)
-        return {name: self._meeting.cards[name] for name in sorted(self._known)}
+        self._known = self._known or set(self._rendezvous.members)
+        return {name: self._rendezvous.members[name] for name in sorted(self._known)}
 
     def peers(self, names: list[str]) -> Peers:
         """See `World.peers`."""
-        return self._engine.gather_around(self._meeting, names, [1 / len(names)] * len(names))
+        return self._engine.connect_peers(self._rendezvous, names, [1 / len(names)] * len(names))
 
     def leave(self) -> None:
         """See `World.leave`."""
@@ -171,11 +171,11 @@ class ElasticWorld:
     def _try_to_meet(self, card: Card) -> str:
         """Why this was no meeting of all; empty when it was one."""
         try:
-            self._meeting = meet(SINGLE_RANK, self._engine, card, self._budget_seconds)
+            self._rendezvous = rendezvous(SINGLE_RANK, self._engine, card, self._budget_seconds)
         except TransportError as error:
             return str(error)
-        here = set(self._meeting.cards)
-        strangers = [name for name, card in self._meeting.cards.items() if "round" not in card]
+        here = set(self._rendezvous.members)
+        strangers = [name for name, card in self._rendezvous.members.items() if "round" not in card]
         if strangers:
             return f"{', '.join(strangers)} train here already: examine before a run, or through another rendezvous"
         if self._known - here:

@@ -1,4 +1,4 @@
-"""An elastic world in one process: workers are threads that meet, die and come back."""
+"""An elastic world in one process, for tests: workers are threads that find one another, die and come back."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import threading
 import time
 from collections.abc import Callable
 
+from typing_extensions import override
+
 from isthmus.transport.base import TransportError
-from isthmus.transport.elastic.membership import Card, Meeting
+from isthmus.transport.elastic.membership import MemberInfo, Membership, Rendezvous
 from isthmus.transport.local import Local, LocalWorld
 from isthmus.transport.peers import BufferPeers
 
 
-class MeetingPlace:
-    """Where `LocalMembership`s meet.
+class LocalRendezvousServer:
+    """The place where `LocalMembership`s find one another.
 
     Args:
         grace_seconds: how long those who have come wait for the others that are alive, once they are the majority.
@@ -25,99 +27,103 @@ class MeetingPlace:
         self.alive: set[str] = set()
         self._changed = threading.Condition()
         self._numbers = itertools.count()
-        self._cards: dict[str, Card] = {}  # of those who wait
+        self._waiting: dict[str, MemberInfo] = {}
         self._first_came = 0.0
-        self._meeting: Meeting | None = None
-        self._groups: dict[str, tuple[LocalWorld, list[str]]] = {}
+        self._last: Rendezvous | None = None
+        self._worlds: dict[str, tuple[LocalWorld, list[str]]] = {}  # by rendezvous
 
     def connect(self, name: str) -> None:
-        """`name` is alive from here on."""
+        """Count a worker as alive from here on."""
         with self._changed:
             self.alive.add(name)
 
     def kill(self, name: str) -> None:
-        """`name` is gone: whoever waits for it is told."""
+        """Count a worker as gone: whoever waits for it is told."""
         with self._changed:
             self.alive.discard(name)
-            self._cards.pop(name, None)
-            self._give_up(name, "is gone")
+            self._waiting.pop(name, None)
+            self._take_out(name, "is gone")
             self._changed.notify_all()
 
-    def meet(self, name: str, card: Card, wait_seconds: float) -> Meeting:
-        """See `Membership.meet`."""
+    def rendezvous(self, name: str, info: MemberInfo, wait_seconds: float) -> Rendezvous:
+        """Wait for the other workers; see `Membership.rendezvous`."""
         with self._changed:
-            self._give_up(name, "has gone on")
-            if not self._cards:
+            self._take_out(name, "has gone on")
+            if not self._waiting:
                 self._first_came = time.monotonic()
-            self._cards[name] = card
+            self._waiting[name] = info
             end = time.monotonic() + wait_seconds
             while True:
                 self.check_alive(name)
-                if self._meeting is not None and self._meeting.cards.get(name) is card:
-                    return self._meeting
+                if self._last is not None and self._last.members.get(name) is info:
+                    return self._last
                 now = time.monotonic()
-                if self._complete(now) or now >= end:
-                    cards = dict(sorted(self._cards.items()))
-                    self._meeting, self._cards = Meeting(f"meeting-{next(self._numbers)}", cards), {}
+                if self._is_complete(now) or now >= end:
+                    members = dict(sorted(self._waiting.items()))
+                    self._last, self._waiting = Rendezvous(f"rendezvous-{next(self._numbers)}", members), {}
                     self._changed.notify_all()
-                    return self._meeting
+                    return self._last
                 self._changed.wait(min(end, self._first_came + self.grace_seconds) - now + 0.001)
 
-    def group(self, meeting: Meeting, names: list[str], weights: list[float]) -> LocalWorld:
-        """The world of those who were chosen at a meeting."""
+    def world(self, rendezvous: Rendezvous, names: list[str], weights: list[float]) -> LocalWorld:
+        """Return the world of those who were chosen at a rendezvous."""
         with self._changed:
-            world, _ = self._groups.setdefault(meeting.id, (LocalWorld(len(names), weights=weights), names))
+            world, _ = self._worlds.setdefault(rendezvous.id, (LocalWorld(len(names), weights=weights), names))
             for name in set(names) - self.alive:
                 world.kill(names.index(name))
             return world
 
     def check_alive(self, name: str) -> None:
-        """Raise `TransportError` when this worker is gone."""
+        """Raise `TransportError` when a worker is gone."""
         if name not in self.alive:
             raise TransportError(f"{name} is gone")
 
-    def _give_up(self, name: str, reason: str) -> None:
-        """Whoever still waits for this worker after an earlier meeting waits in vain."""
-        for world, names in self._groups.values():
+    def _take_out(self, name: str, reason: str) -> None:
+        """End the waits for a worker in all syncs of earlier rendezvous."""
+        for world, names in self._worlds.values():
             if name in names:
                 world.kill(names.index(name), reason)
 
-    def _complete(self, now: float) -> bool:
-        all_here = self.alive <= self._cards.keys()
-        return all_here or (2 * len(self._cards) > len(self.alive) and now >= self._first_came + self.grace_seconds)
+    def _is_complete(self, now: float) -> bool:
+        is_majority = 2 * len(self._waiting) > len(self.alive)
+        return self.alive <= self._waiting.keys() or (is_majority and now >= self._first_came + self.grace_seconds)
 
 
-class LocalMembership:
-    """One worker's `Membership` at a `MeetingPlace`.
+class LocalMembership(Membership):
+    """One worker's `Membership` by way of a `LocalRendezvousServer`.
 
     Args:
-        place: where all meet.
+        server: by which all find one another.
         name: of this worker.
-        disturb: called with "meet", "group" and "leave" when these are about to happen; may raise.
+        disturb: called with "rendezvous" and "connect" when these are about to happen; may raise.
     """
 
-    def __init__(self, place: MeetingPlace, name: str, disturb: Callable[[str], None] = lambda point: None) -> None:
-        self.place, self.name, self._disturb = place, name, disturb
-
+    name = ""
     contact = None
 
+    def __init__(
+        self, server: LocalRendezvousServer, name: str, disturb: Callable[[str], None] = lambda point: None
+    ) -> None:
+        self.server, self.name, self._disturb = server, name, disturb
+
+    @override
     def connect(self) -> None:
-        """Count as alive."""
-        self.place.connect(self.name)
+        self.server.connect(self.name)
 
-    def meet(self, card: Card, wait_seconds: float) -> Meeting:
-        """See `Membership.meet`."""
-        self._disturb("meet")
-        return self.place.meet(self.name, card, wait_seconds)
+    @override
+    def rendezvous(self, info: MemberInfo, wait_seconds: float) -> Rendezvous:
+        self._disturb("rendezvous")
+        return self.server.rendezvous(self.name, info, wait_seconds)
 
-    def gather_around(self, meeting: Meeting, names: list[str], weights: list[float]) -> BufferPeers:
-        """See `Membership.gather_around`."""
-        self._disturb("group")
-        return Local(self.place.group(meeting, names, weights), names.index(self.name)).quorum(0)
+    @override
+    def connect_peers(self, rendezvous: Rendezvous, names: list[str], weights: list[float]) -> BufferPeers:
+        self._disturb("connect")
+        return Local(self.server.world(rendezvous, names, weights), names.index(self.name)).quorum(0)
 
-    def part(self) -> None:
-        """The next meeting ends it."""
+    @override
+    def disconnect_peers(self) -> None:
+        pass  # the next rendezvous does it
 
+    @override
     def leave(self) -> None:
-        """Gone for good, or killed."""
-        self.place.kill(self.name)
+        self.server.kill(self.name)

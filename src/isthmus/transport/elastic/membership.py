@@ -1,4 +1,4 @@
-"""The engine below an elastic world: it finds who is there and joins them for one sync; the rules are `elastic`'s."""
+"""The engine below an elastic world: it finds the workers and connects them for one sync; the rules are `elastic`'s."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Protocol
 from isthmus.core.types import UserError
 from isthmus.transport.peers import BufferPeers
 
-Card = dict[str, Any]  # what a worker says of itself: plain JSON values, at most a few kilobytes
+MemberInfo = dict[str, Any]  # what a worker tells of itself: plain JSON values, at most a few kilobytes
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """Workers that met: all of them hold an equal one."""
+class Rendezvous:
+    """The workers that found one another at one moment: all of them hold an equal one."""
 
-    id: str  # unlike that of any other meeting of this run
-    cards: dict[str, Card]  # by worker name, in the order of the names
+    id: str  # unlike that of any other rendezvous of this run
+    members: dict[str, MemberInfo]  # by worker name, in the order of the names
 
 
 class Membership(Protocol):
@@ -30,7 +30,7 @@ class Membership(Protocol):
 
     @property
     def contact(self) -> Any:
-        """Where this rank can be reached, in the engine's own terms: a plain JSON value for its worker's card."""
+        """Where this rank can be reached, in the engine's own terms: a plain JSON value for its worker's info."""
         ...
 
     def connect(self) -> None:
@@ -41,11 +41,11 @@ class Membership(Protocol):
         """
         ...
 
-    def meet(self, card: Card, wait_seconds: float) -> Meeting:
-        """Show `card` to whoever meets now, and see theirs.
+    def rendezvous(self, info: MemberInfo, wait_seconds: float) -> Rendezvous:
+        """Tell `info` to the workers that come to the same rendezvous, and return theirs.
 
         Blocks until those that are alive have come, or the stragglers' grace is over. Ends at the latest after
-        `wait_seconds`. A worker beside which nobody else is alive meets alone.
+        `wait_seconds`. A worker beside which nobody else is alive is alone at its rendezvous.
 
         Raises:
             TransportError: the engine failed or does not answer, or too few of those that are alive came (the real
@@ -53,28 +53,28 @@ class Membership(Protocol):
         """
         ...
 
-    def gather_around(self, meeting: Meeting, names: list[str], weights: list[float]) -> BufferPeers:
-        """Connect the workers `names` of a meeting, this one among them; all of them call it alike.
+    def connect_peers(self, rendezvous: Rendezvous, names: list[str], weights: list[float]) -> BufferPeers:
+        """Connect the workers `names` of a rendezvous, this one among them; all of them call it alike.
 
-        Where they have several ranks, each connects with those at its own place: the first ranks have met, the others
-        were told of it.
+        Where they have several ranks, each connects with those of the same rank in the other workers: the first ranks
+        were at the rendezvous, the others were told of it.
 
         Every collective of the result raises `TransportError`, naming who is missing, within seconds of a death and
-        within the sync budget in any case, and leaves nothing behind that would disturb the next meeting.
+        within the sync budget in any case, and leaves nothing behind that would disturb the next rendezvous.
 
         Args:
-            meeting: where they met.
-            names: those who take part, in rank order.
-            weights: each one's share, summing to 1.
+            rendezvous: where they found one another.
+            names: of those who take part, in rank order.
+            weights: of each in the mean, summing to 1.
         """
         ...
 
-    def part(self) -> None:
-        """Leave those around whom this rank has gathered: they need not wait for it."""
+    def disconnect_peers(self) -> None:
+        """Leave the peers that this rank has connected with: they need not wait for it."""
         ...
 
     def leave(self) -> None:
-        """Say goodbye: the others do not wait for this worker any more. A second call does nothing."""
+        """Leave the run: the others do not wait for this worker any more. A second call does nothing."""
         ...
 
 

@@ -24,7 +24,7 @@ _PROOF_BYTES = 32
 
 
 class Channel:
-    """One end of a connection, made by `call` or `answer`.
+    """One end of a connection, made by `connect` or `accept`.
 
     Args:
         connection: after the handshake.
@@ -44,8 +44,8 @@ class Channel:
         self._sent = self._received = 0
 
     @classmethod
-    def call(cls, connection: socket.socket, token: str, patience: Callable[[], float]) -> Channel:
-        """The handshake of the end that connected.
+    def connect(cls, connection: socket.socket, token: str, patience: Callable[[], float]) -> Channel:
+        """Return the channel after the handshake of the end that connected.
 
         Raises:
             TransportError: the other end holds another token, or is no isthmus worker.
@@ -60,8 +60,8 @@ class Channel:
         return cls(connection, _mac(token.encode(), b"key", challenges), patience, b"joiner", b"donor")
 
     @classmethod
-    def answer(cls, connection: socket.socket, token: str, patience: Callable[[], float]) -> Channel:
-        """The handshake of the end that listened.
+    def accept(cls, connection: socket.socket, token: str, patience: Callable[[], float]) -> Channel:
+        """Return the channel after the handshake of the end that listened.
 
         Raises:
             TransportError: the other end holds another token.
@@ -87,7 +87,7 @@ class Channel:
         _write(self._connection, [len(text).to_bytes(4, "big") + mac, text], self.patience)
 
     def receive(self, max_bytes: int) -> dict[str, Any]:
-        """The next message, of at most `max_bytes`."""
+        """Return the next message, of at most `max_bytes`."""
         try:
             message = json.loads(self.receive_text(max_bytes))
         except (ValueError, RecursionError) as error:
@@ -97,7 +97,7 @@ class Channel:
         return message
 
     def receive_text(self, max_bytes: int) -> bytes:
-        """The next message as it was sent."""
+        """Return the next message as it was sent."""
         header = _read(self._connection, 4 + _PROOF_BYTES, self.patience)
         size = int.from_bytes(header[:4], "big")
         if size > max_bytes:
@@ -113,14 +113,14 @@ class Channel:
         _write(self._connection, views, self.patience)
 
     def receive_raw(self, into: memoryview) -> None:
-        """Fill `into`."""
+        """Fill `into` with bytes as they come."""
         _read_into(self._connection, into, self.patience)
 
     def _sign(self, end: bytes, number: int, text: bytes) -> bytes:
         return _mac(self._key, end, number.to_bytes(8, "big") + text)
 
 
-def hang_up(connection: socket.socket) -> None:
+def shut_down(connection: socket.socket) -> None:
     """End a connection on which another thread may be waiting: that thread gets an `OSError`."""
     with suppress(OSError):  # it has ended already
         connection.shutdown(socket.SHUT_RDWR)

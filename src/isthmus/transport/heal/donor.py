@@ -1,4 +1,4 @@
-"""The end of a state transfer that gives (`heal.fetch` is the other): a server in threads of its own."""
+"""The donor's end of a state transfer (`heal.fetch` is the joiner's): a server in threads of its own."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from contextlib import suppress
 from typing import Any
 
 from isthmus.core.types import UserError
+from isthmus.transport.address import join_address
 from isthmus.transport.base import TransportError
-from isthmus.transport.heal.channel import Channel, hang_up
+from isthmus.transport.heal.channel import Channel, shut_down
 from isthmus.transport.heal.snapshot import CHUNK_BYTES, Outgoing, Snapshot
 
 Provide = Callable[[float], Snapshot]
@@ -56,36 +57,36 @@ class StateServer:
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self._token, self._keep_seconds = token, keep_seconds
-        self._shelf = _Shelf(provide, provide_seconds, keep_seconds, chunk_bytes)
+        self._snapshots = _SnapshotCache(provide, provide_seconds, keep_seconds, chunk_bytes)
         self._listener = _listen(host, port)
         self._listener.settimeout(min(1.0, keep_seconds))
         self.port: int = self._listener.getsockname()[1]
-        self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        self.address = join_address(host, self.port)
         self._connections = set[socket.socket]()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="isthmus-donor", daemon=True)
         self._thread.start()
 
     def renew(self) -> None:
-        """Say that the state has moved on: whoever asks for no particular state from now on gets a new snapshot."""
-        self._shelf.renew()
+        """Forget the newest snapshot, since the state has moved on: whoever asks for any from now on gets a new one."""
+        self._snapshots.renew()
 
     def is_serving(self) -> bool:
-        """Whether any joiner is connected."""
+        """Return whether any joiner is connected."""
         return bool(self._connections)
 
     def close(self) -> None:
         """Stop serving; joiners go on with other donors. A second call does nothing."""
         self._closed.set()
-        hang_up(self._listener)
+        shut_down(self._listener)
         for connection in list(self._connections):
-            hang_up(connection)
+            shut_down(connection)
         self._thread.join()
 
     def _accept(self) -> None:
         with self._listener:
             while not self._closed.is_set():
-                self._shelf.sweep()
+                self._snapshots.sweep()
                 try:
                     connection, _ = self._listener.accept()
                 except TimeoutError:
@@ -102,7 +103,7 @@ class StateServer:
     def _serve(self, connection: socket.socket) -> None:
         with connection, suppress(OSError, TransportError):  # the joiner is gone, or is none of ours
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            channel = Channel.answer(connection, self._token, lambda: _HANDSHAKE_SECONDS)
+            channel = Channel.accept(connection, self._token, lambda: _HANDSHAKE_SECONDS)
             channel.patience = lambda: self._keep_seconds
             while not self._closed.is_set():
                 self._reply(channel, channel.receive(_MAX_REQUEST_BYTES))
@@ -113,15 +114,17 @@ class StateServer:
             case {"get": "manifest", "id": str() | None as want}:
                 self._send_manifest(channel, want)
             case {"get": "chunk", "id": str(want), "index": int(index)} if index >= 0:
-                outgoing = self._shelf.find(want)
+                outgoing = self._snapshots.find(want)
                 chunk = outgoing.chunk(index) if outgoing else []
                 channel.send({"ready": True} if chunk else {"error": f"it does not hold state {want} any more"})
                 channel.send_raw(chunk)
             case _:
-                raise TransportError("the joiner asks for what there is not")
+                raise TransportError(
+                    "the joiner asks for something unknown: install the same version of isthmus everywhere"
+                )
 
     def _send_manifest(self, channel: Channel, want: str | None) -> None:
-        future = self._shelf.ask(want)
+        future = self._snapshots.ask(want)
         while not wait([future], _SIGN_OF_LIFE_SECONDS).done:
             channel.send({"wait": True})
         error = future.exception()
@@ -134,8 +137,8 @@ class StateServer:
             channel.send_text(future.result().manifest)
 
 
-class _Shelf:
-    """Snapshots made ready to be sent."""
+class _SnapshotCache:
+    """Makes snapshots, and keeps them ready to be sent."""
 
     def __init__(self, provide: Provide, provide_seconds: float, keep_seconds: float, chunk_bytes: int) -> None:
         self._provide, self._provide_seconds = provide, provide_seconds
@@ -147,7 +150,7 @@ class _Shelf:
         self._coming: Future[Outgoing] | None = None
 
     def ask(self, want: str | None) -> Future[Outgoing]:
-        """The snapshot `want`, or, where it is None or not here, a new one, which all who ask meanwhile share."""
+        """Return the snapshot `want`, or where it is None or not kept a new one, which all who ask meanwhile share."""
         with self._lock:
             outgoing = self._use(self._newest if want is None else want)
             if outgoing is not None:
@@ -160,7 +163,7 @@ class _Shelf:
             return self._coming
 
     def find(self, want: str) -> Outgoing | None:
-        """The snapshot `want`, if it is still here."""
+        """Return the snapshot `want`, if it is still kept."""
         with self._lock:
             return self._use(want)
 

@@ -1,4 +1,4 @@
-"""What a joiner's threads share while they fetch a state from several donors: who offers what, what is missing."""
+"""The progress that a joiner's threads share while they fetch a state: which donor offers what, what is missing."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ class Download:
                 self._wait(deadline)
 
     def end(self) -> None:
-        """Nothing is to be fetched any more; from here on nothing changes."""
+        """End the download: from here on nothing changes."""
         with self._changed:
             self.ended = True
             self._changed.notify_all()
 
     def drop(self, donor: str, reason: str) -> None:
-        """Do without a donor."""
+        """Go on without a donor, for a reason."""
         with self._changed:
             if not self.ended:
                 self.dropped[donor] = "".join(char if char.isprintable() else " " for char in reason[:300])
@@ -99,7 +99,7 @@ class Download:
             return self._incoming
 
     def reserve(self, wait: bool) -> int | None:
-        """A chunk to ask a donor for; None when there is nothing to do, with `wait` only when everything is here.
+        """Return a chunk to ask a donor for; None when nothing is left to do, with `wait` only when everything is here.
 
         A chunk that another donor was asked for long ago is asked again: nothing may depend on the slowest.
         """
@@ -120,7 +120,7 @@ class Download:
             return None
 
     def give_back(self, indices: Iterable[int]) -> None:
-        """A donor was asked for these in vain."""
+        """Give chunks back that a donor was asked for in vain."""
         with self._changed:
             for index in indices:
                 if self._asked_at.pop(index, None) is not None:
@@ -128,7 +128,7 @@ class Download:
             self._changed.notify_all()
 
     def put(self, donor: str, index: int, data: memoryview) -> None:
-        """A donor has sent a chunk, and it has been checked."""
+        """Store a chunk that a donor has sent, and that has been checked."""
         with self._changed:
             wanted = index in self._asked_at or index in self._missing  # not here yet from another donor
             if wanted and self._incoming is not None and not self.ended:

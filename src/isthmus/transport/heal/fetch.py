@@ -1,4 +1,4 @@
-"""The end of a state transfer that receives: a joiner fetches the replicated state from several donors at once.
+"""The joiner's end of a state transfer: it fetches the replicated state from several donors at once.
 
 Each donor has a connection and a thread of its own. First all tell their manifests, and the majority's is believed;
 then each is asked for chunks that are still missing, two at a time. A donor that dies, stalls, or sends what is
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from isthmus.core.types import State
 from isthmus.transport.base import TransportError
-from isthmus.transport.heal.channel import Channel, hang_up
+from isthmus.transport.heal.channel import Channel, shut_down
 from isthmus.transport.heal.download import Download
 from isthmus.transport.heal.snapshot import MAX_MANIFEST_BYTES, Incoming, Manifest
 
@@ -25,7 +25,7 @@ _MAX_REPLY_BYTES = 4096
 
 @dataclass(frozen=True)
 class Fetched:
-    """A state, and where it came from."""
+    """A fetched state, and which donors it came from."""
 
     id: str
     state: State
@@ -37,7 +37,7 @@ class Fetched:
 
 @dataclass(frozen=True)
 class _Terms:
-    """What a joiner asks of every donor."""
+    """The terms on which a joiner asks every donor."""
 
     token: str
     progress_seconds: float
@@ -45,7 +45,7 @@ class _Terms:
     max_bytes: int
 
     def patience(self) -> float:
-        """Seconds that one call on a connection may wait."""
+        """Return the seconds that one call on a connection may wait."""
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
@@ -89,7 +89,7 @@ def fetch(
     finally:
         download.end()
         for donor in donors:
-            donor.hang_up()
+            donor.disconnect()
     manifest = incoming.manifest
     return Fetched(
         manifest.id, incoming.finish(), manifest.digest, manifest.num_bytes, dict(download.chunks), download.dropped
@@ -97,20 +97,20 @@ def fetch(
 
 
 class _Donor:
-    """One donor, as the joiner sees it."""
+    """One donor, as the joiner sees it: a connection and a thread."""
 
     def __init__(self, name: str, want: str | None, terms: _Terms, download: Download) -> None:
         self._name, self._want, self._terms, self._download = name, want, terms, download
         self._connection: socket.socket | None = None
 
     def start(self) -> None:
-        """Fetch from it in a thread, until everything is here or it has failed."""
+        """Fetch from this donor in a thread, until everything is here or the donor has failed."""
         threading.Thread(target=self._run, name="isthmus-joiner", daemon=True).start()
 
-    def hang_up(self) -> None:
-        """Have the thread end, now that the download has."""
+    def disconnect(self) -> None:
+        """End the connection, and the thread with it, now that the download is over."""
         if self._connection is not None:
-            hang_up(self._connection)
+            shut_down(self._connection)
 
     def _run(self) -> None:
         try:
@@ -127,19 +127,19 @@ class _Donor:
     def _try(self) -> bool:
         had = self._download.chunks[self._name]
         try:
-            self._converse()
+            self._fetch()
         except ConnectionError:
             if self._download.ended or self._download.chunks[self._name] == had:
                 raise
             return False
         return True
 
-    def _converse(self) -> None:
+    def _fetch(self) -> None:
         with socket.create_connection(_split(self._name), self._terms.patience()) as self._connection:
             if self._download.ended:
                 return
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            channel = Channel.call(self._connection, self._terms.token, self._terms.patience)
+            channel = Channel.connect(self._connection, self._terms.token, self._terms.patience)
             incoming = self._download.offer(self._name, self._ask_manifest(channel))
             if incoming is not None:
                 self._want = incoming.manifest.id  # should the connection break
@@ -178,7 +178,7 @@ class _Donor:
 
 
 def _is_ready(channel: Channel) -> bool:
-    """Whether what was asked for comes next; False when it will take a while."""
+    """Return whether what was asked for comes next; False when it will take a while."""
     match channel.receive(_MAX_REPLY_BYTES):
         case {"ready": True}:
             return True

@@ -52,7 +52,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a tensor will look like."""
+    """The dtype, shape and place of a tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -60,13 +60,13 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its values."""
+        """The bytes of its values."""
         return prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a donor promises to send."""
+    """The state that a donor promises to send."""
 
     id: str
     skeleton: Any
@@ -114,7 +114,7 @@ class Manifest:
         return cls(name, skeleton, tensors, size, [_read_hash(item) for item in hexes], num_bytes, _hash([text]).hex())
 
     def chunk_range(self, index: int) -> tuple[int, int]:
-        """The bytes [start, end) of the body that chunk `index` holds."""
+        """Return the bytes [start, end) of the body that chunk `index` holds."""
         return index * self.chunk_bytes, min((index + 1) * self.chunk_bytes, self.num_bytes)
 
 
@@ -152,7 +152,7 @@ class Outgoing:
             raise ValueError(f"cannot send a state whose manifest takes more than {MAX_MANIFEST_BYTES >> 20} MiB")
 
     def chunk(self, index: int) -> list[memoryview]:
-        """The bytes of a chunk, in pieces; none beyond the last."""
+        """Return the bytes of a chunk, in pieces; none beyond the last."""
         start = index * self._chunk_bytes
         return list(self._body.views(start, start + self._chunk_bytes))
 
@@ -167,18 +167,18 @@ class Incoming:
         self.num_bytes = self._body.num_bytes
 
     def check(self, index: int, data: memoryview) -> bool:
-        """Whether `data` is chunk `index`."""
+        """Return whether `data` is chunk `index`."""
         return _hash([data]) == self.manifest.chunks[index]
 
     def write(self, index: int, data: memoryview) -> None:
-        """Put a checked chunk where it belongs."""
+        """Write a checked chunk where it belongs."""
         start = 0
         for view in self._body.views(*self.manifest.chunk_range(index)):
             view[:] = data[start : start + len(view)]
             start += len(view)
 
     def finish(self) -> State:
-        """The state, once all chunks have been written; each tensor in memory of its own.
+        """Return the state, once all chunks have been written; each tensor in memory of its own.
 
         Raises:
             TransportError: a bool is neither 0 nor 1.
@@ -199,7 +199,7 @@ class _Body:
         self.num_bytes = sum(map(len, self._views))
 
     def views(self, start: int, end: int) -> Iterator[memoryview]:
-        """The bytes [start, end), in pieces."""
+        """Yield the bytes [start, end), in pieces."""
         piece = bisect_right(self._begins, start) - 1
         while start < min(end, self.num_bytes):
             begin, view = self._begins[piece], self._views[piece]

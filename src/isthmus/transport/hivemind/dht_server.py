@@ -1,4 +1,4 @@
-"""A first peer: somewhere for workers to find one another, and a relay for those behind a NAT."""
+"""A first peer, at which workers find one another, and a relay for those behind a NAT."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _START_SECONDS = 60.0
 
 @contextmanager
 def first_peer(identity: Path) -> Iterator[list[str]]:
-    """A first peer for workers on this machine; gives its addresses."""
+    """Run a first peer for workers on this machine; yields its addresses."""
     node = Node(NodeSettings(identity, listen=("/ip4/127.0.0.1/tcp/0",)))
     try:
         node.start(_START_SECONDS)

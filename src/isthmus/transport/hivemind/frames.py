@@ -13,9 +13,9 @@ from isthmus.transport.base import TransportError
 
 Buffer = bytes | bytearray | memoryview
 PAYLOAD_BYTES = 1 << 20  # of one frame, at most
-TEXT_BYTES = 400  # of a frame that says why a worker gives up, at most
+TEXT_BYTES = 400  # of a frame that says why a worker aborts, at most
 _MAGIC = b"isf1"
-_HEADER = struct.Struct(">4s20sBHIIII")  # magic, meeting, kind, sender, collective, number, length, checksum
+_HEADER = struct.Struct(">4s20sBHIIII")  # magic, rendezvous, kind, sender, collective, number, length, checksum
 HEADER_BYTES = _HEADER.size
 
 
@@ -24,13 +24,13 @@ class FrameError(TransportError):
 
 
 class Kind(IntEnum):
-    """What a frame is for."""
+    """The purpose of a frame."""
 
-    BULK = 1  # opens a stream for payloads
-    PULSE = 2  # opens a stream for the three below
-    BEAT = 3  # the sender is alive
-    BYE = 4  # the sender has all it needs and goes
-    GIVE_UP = 5  # the sender cannot go on; the payload says why
+    OPEN_DATA = 1  # opens a stream for payloads
+    OPEN_CONTROL = 2  # opens a stream for the three below
+    HEARTBEAT = 3  # the sender is alive
+    GOODBYE = 4  # the sender has all it needs and leaves
+    ABORT = 5  # the sender cannot go on; the payload says why
     DATA = 6  # a piece of a collective's payload
 
 
@@ -38,7 +38,7 @@ class Writer(Protocol):
     """The part of `asyncio.StreamWriter` that is needed here."""
 
     def write(self, data: Buffer) -> None:
-        """Take some bytes."""
+        """Take bytes to be sent."""
         ...
 
     async def drain(self) -> None:
@@ -48,38 +48,38 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class Frame:
-    """What a frame says of itself."""
+    """The header of a frame."""
 
     kind: Kind
-    meeting: bytes  # 20 bytes
+    rendezvous: bytes  # 20 bytes
     sender: int  # rank
     collective: int = 0
     number: int = 0  # within the collective
     length: int = 0  # bytes of its payload
 
     def header(self, payload: Buffer = b"") -> bytes:
-        """The bytes that go before the payload."""
+        """Return the bytes that go before the payload."""
         return self._pack(self.checksum(payload))
 
     def checksum(self, payload: Buffer) -> int:
-        """CRC-32 of header and payload."""
+        """Return the CRC-32 of header and payload."""
         return zlib.crc32(payload, zlib.crc32(self._pack(0)))
 
     @classmethod
     def parse(cls, header: bytes) -> tuple[Frame, int]:
-        """A header of `HEADER_BYTES` as a frame, and its checksum.
+        """Read a header of `HEADER_BYTES`; returns the frame and its checksum.
 
         Raises:
             FrameError: this is no frame.
         """
-        magic, meeting, kind, *numbers, checksum = _HEADER.unpack(header)
+        magic, rendezvous, kind, *numbers, checksum = _HEADER.unpack(header)
         if magic != _MAGIC or kind not in tuple(Kind):
             raise FrameError("sent something that is no frame")
-        return cls(Kind(kind), meeting, *numbers), checksum
+        return cls(Kind(kind), rendezvous, *numbers), checksum
 
     def _pack(self, checksum: int) -> bytes:
         return _HEADER.pack(
-            _MAGIC, self.meeting, self.kind, self.sender, self.collective, self.number, self.length, checksum
+            _MAGIC, self.rendezvous, self.kind, self.sender, self.collective, self.number, self.length, checksum
         )
 
 
@@ -111,7 +111,7 @@ async def receive(reader: asyncio.StreamReader, frame: Frame, into: memoryview) 
 
 
 async def receive_any(reader: asyncio.StreamReader, max_bytes: int) -> tuple[Frame, bytes]:
-    """The next frame, whatever it is, with a payload of at most `max_bytes`.
+    """Return the next frame, of any kind, with a payload of at most `max_bytes`.
 
     Raises:
         FrameError: no frame, a damaged one, or one that is too large.

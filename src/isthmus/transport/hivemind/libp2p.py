@@ -22,8 +22,8 @@ from hivemind.utils.multiaddr import Multiaddr  # type: ignore[import-untyped]
 
 from isthmus.core.types import UserError
 from isthmus.transport.base import TransportError
-from isthmus.transport.hivemind.guarded_p2p import GuardedP2P
 from isthmus.transport.hivemind.node_settings import NodeSettings, PortInUse, check, check_ports, explain, lock_identity
+from isthmus.transport.hivemind.trusted_p2p import TrustedP2P
 
 Result = TypeVar("Result")
 Handler = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -37,12 +37,12 @@ logging.getLogger("hivemind").setLevel(os.environ["HIVEMIND_LOGLEVEL"])  # it ma
 
 class _Loop(asyncio.SelectorEventLoop):
     def subprocess_exec(self, *args: Any, **options: Any) -> Any:
-        """Processes in sessions of their own: Ctrl-C in a terminal must not end the daemon before the last sync."""
+        """Start the daemon in a session of its own: Ctrl-C in a terminal must not end it before the last sync."""
         return super().subprocess_exec(*args, **options, start_new_session=True)
 
 
 class Node:
-    """One peer of the swarm.
+    """A peer of the swarm: its daemon, its DHT and its event loop.
 
     Args:
         settings: of this peer.
@@ -101,8 +101,8 @@ class Node:
         if self._identity is not None:
             self._identity.close()
 
-    async def dial(self, peer_id: str, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Open a stream.
+    async def open_stream(self, peer_id: str, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a stream to a peer.
 
         Raises:
             TransportError: the peer cannot be reached, or does not speak this protocol.
@@ -113,7 +113,7 @@ class Node:
             raise TransportError(str(error)) from error
         return reader, writer
 
-    async def answer(self, protocol: str, handler: Handler) -> None:
+    async def handle(self, protocol: str, handler: Handler) -> None:
         """Have `handler(peer id, reader, writer)` serve every stream of this protocol; it closes after."""
 
         async def serve(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,8 +124,8 @@ class Node:
 
         await self.p2p.add_stream_handler(protocol, serve)
 
-    async def answers(self, peer_id: str) -> bool:
-        """Whether this peer is alive: it answers a ping of the DHT's within seconds."""
+    async def ping(self, peer_id: str) -> bool:
+        """Return whether a peer is alive: it answers a ping of the DHT's within seconds."""
         return await self.dht.protocol.call_ping(PeerID.from_base58(peer_id)) is not None
 
     async def remember_initial_peers(self) -> None:
@@ -137,7 +137,7 @@ class Node:
                 await self.dht.protocol.call_ping(peer_id)
 
     async def addresses(self) -> list[str]:
-        """Multiaddrs of this node, with its peer id."""
+        """Return the multiaddrs of this node, with its peer id."""
         return [str(address) for address in await self.p2p.get_visible_maddrs(latest=True)]
 
     def _run(self) -> None:
@@ -146,7 +146,7 @@ class Node:
         self._loop.close()
 
     async def _connect(self, connect_seconds: float) -> None:
-        """Clusters do not start at the same moment, and a daemon outlives its killed worker, and its port, by 2 s."""
+        """Retry: clusters do not start at the same moment, and a daemon outlives its killed worker by 2 s."""
         failure: UserError
         start, patience = time.monotonic(), connect_seconds
         while True:
@@ -167,7 +167,7 @@ class Node:
 
     async def _try_connect(self, seconds: float) -> None:
         settings = self.settings
-        self.p2p = await GuardedP2P.create(
+        self.p2p = await TrustedP2P.create(
             initial_peers=settings.initial_peers,
             host_maddrs=settings.listen,
             announce_maddrs=settings.announce or None,

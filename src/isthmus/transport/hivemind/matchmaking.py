@@ -1,4 +1,4 @@
-"""Groups formed by hivemind's matchmaking, without its averager.
+"""Workers matched by hivemind's matchmaking, without its averager.
 
 hivemind elects as leader whoever declared the earliest deadline in the DHT; the others ask it to be let in. When a
 group is complete is decided here, by the leader: hivemind itself knows only a number of peers, or a time.
@@ -18,36 +18,36 @@ from hivemind.proto import averaging_pb2  # type: ignore[import-untyped]
 from hivemind.utils import get_dht_time  # type: ignore[import-untyped]
 
 from isthmus.transport.base import TransportError
-from isthmus.transport.elastic.membership import Card
+from isthmus.transport.elastic.membership import MemberInfo
 from isthmus.transport.hivemind.libp2p import Node
 from isthmus.transport.hivemind.presence import Presence, Record
 
-CARD_BYTES = 1 << 14
+MAX_INFO_BYTES = 1 << 14
 _VERSION = b"isthmus 1"
 _REQUEST_SECONDS = 2.0  # for a leader to answer
 _TICK_SECONDS = 0.02
 _LOOK_SECONDS = 0.5  # between two looks into the DHT while somebody is missing
-_ALONE_SECONDS = 0.5  # that a worker waits for company where nobody else is alive
+_SOLO_SECONDS = 0.5  # that a worker waits for company where nobody else is alive
 _NEVER = 1 << 30
 
 
 @dataclass(frozen=True)
-class Group:
-    """Workers that met."""
+class MatchedWorkers:
+    """The workers of one rendezvous."""
 
     id: bytes
-    cards: dict[str, Card]  # by name
+    members: dict[str, MemberInfo]  # by name
     peer_ids: dict[str, str]  # by name
 
 
 class Matchmaker:
-    """Forms groups with the other workers of a run, one at a time.
+    """Matches this worker with the other workers of a run, again and again.
 
     Args:
         node: a connected node.
         presence: knows who is alive.
-        run: workers of other runs are not met.
-        name: this worker.
+        run: name of the run; workers of others are not matched.
+        name: of this worker.
     """
 
     def __init__(self, node: Node, presence: Presence, run: str, name: str) -> None:
@@ -55,12 +55,12 @@ class Matchmaker:
         self._expires = 0.0  # of what this worker declared last; DHT time
 
     async def start(self) -> None:
-        """Begin to answer those who ask to be let in."""
+        """Begin to answer workers that ask to follow this one."""
         self._matchmaking = Matchmaking(
             self._node.p2p,
             _VERSION,
-            _Records(self._node, self._presence),
-            servicer_type=_Door,
+            _DHT(self._node, self._presence),
+            servicer_type=_JoinService,
             prefix=self._run,
             target_group_size=None,
             min_group_size=_NEVER,  # else it would go alone as soon as it is declared
@@ -68,25 +68,25 @@ class Matchmaker:
             request_timeout=_REQUEST_SECONDS,
             client_mode=False,
         )
-        await _Door(self._matchmaking, self._admits).add_p2p_handlers(self._node.p2p, namespace=self._run)
+        await _JoinService(self._matchmaking, self._admits).add_p2p_handlers(self._node.p2p, namespace=self._run)
 
-    async def form(self, card: Card, wait_seconds: float, grace_seconds: float) -> Group:
-        """Meet whoever is alive.
+    async def match(self, info: MemberInfo, wait_seconds: float, grace_seconds: float) -> MatchedWorkers:
+        """Find the other workers that are alive.
 
         Args:
-            card: shown to the others.
+            info: told to the others.
             wait_seconds: bound on the whole.
             grace_seconds: after it, a majority need not wait for those who are alive but do not come.
 
         Raises:
             TransportError: no majority of those alive came in time.
         """
-        message, start, records = _dump(self._name, card), asyncio.get_running_loop().time(), dict[str, Record]()
+        message, start, records = _dump(self._name, info), asyncio.get_running_loop().time(), dict[str, Record]()
         while not (records and _seconds_since(start) > wait_seconds):
-            records, _ = await self._presence.look({self._node.peer_id})
+            records, _ = await self._presence.find_alive({self._node.peer_id})
             # the DHT takes only records that expire later than the one before, so each attempt does
             self._expires = max(get_dht_time() + wait_seconds, self._expires + 2 * _TICK_SECONDS)
-            look = asyncio.ensure_future(self._matchmaking.look_for_group(_Step(message, self._expires)))
+            look = asyncio.ensure_future(self._matchmaking.look_for_group(_StepControl(message, self._expires)))
             try:
                 records = await self._watch(look, start, wait_seconds, grace_seconds)
                 if look.done() and look.result() is not None:
@@ -96,19 +96,21 @@ class Matchmaker:
                 with suppress(asyncio.CancelledError, Exception):
                     await look
         missing = sorted(record.name for peer_id, record in records.items() if peer_id != self._node.peer_id)
-        raise TransportError(f"no majority met within {wait_seconds:g} s: waited for {', '.join(missing)}")
+        raise TransportError(
+            f"no majority of the workers came within {wait_seconds:g} s: waited for {', '.join(missing)}"
+        )
 
     async def _watch(
         self, look: asyncio.Future[Any], start: float, wait_seconds: float, grace_seconds: float
     ) -> dict[str, Record]:
-        """Complete the group if this worker leads, until there is one or a new try is due; returns who lives."""
+        """Complete the match if this worker leads, until there is one or a new try is due; returns who is alive."""
         matchmaking, looked = self._matchmaking, 0.0
         records, silent = dict[str, Record](), set[str]()
         while not look.done() and _seconds_since(start) < wait_seconds:
             leader = matchmaking.current_leader
             here = {self._node.peer_id, *map(str, matchmaking.current_followers)}
             if _seconds_since(looked) > _LOOK_SECONDS:
-                records, silent = await self._presence.look(here)
+                records, silent = await self._presence.find_alive(here)
                 looked = asyncio.get_running_loop().time()
                 matchmaking.potential_leaders.update_triggered.set()  # it does not always look again by itself
             elif leader is None and _is_complete(here, records, silent, _seconds_since(start), grace_seconds):
@@ -127,7 +129,7 @@ class Matchmaker:
                 await matchmaking.leader_assemble_group()
 
     def _admits(self, peer_id: str, data: bytes) -> bool:
-        """Whether a peer that asks may follow this worker: it is on the list, and its name is nobody else's."""
+        """Return whether a peer that asks may follow this worker: it is on the list, and its name is nobody else's."""
         try:
             name, _ = _load(data)
             followers = self._matchmaking.current_followers.items()
@@ -136,22 +138,22 @@ class Matchmaker:
             return False
         return self._node.settings.admits(peer_id) and name not in (self._name, *others)
 
-    def _check(self, info: Any) -> Group:
-        peer_ids = [str(peer_id) for peer_id in info.peer_ids]
-        members = [(*_load(data), peer_id) for data, peer_id in zip(info.gathered, peer_ids, strict=True)]
-        group = Group(
-            info.group_id,
-            {name: card for name, card, _ in sorted(members, key=lambda member: member[0])},
-            {name: peer_id for name, _, peer_id in members},
+    def _check(self, group_info: Any) -> MatchedWorkers:
+        peer_ids = [str(peer_id) for peer_id in group_info.peer_ids]
+        told = [(*_load(data), peer_id) for data, peer_id in zip(group_info.gathered, peer_ids, strict=True)]
+        matched = MatchedWorkers(
+            group_info.group_id,
+            {name: info for name, info, _ in sorted(told, key=lambda one: one[0])},
+            {name: peer_id for name, _, peer_id in told},
         )
-        mine = group.peer_ids.get(self._name) == self._node.peer_id
-        if not mine or len(group.cards) < len(members) or not all(map(self._node.settings.admits, peer_ids)):
-            raise TransportError("the leader of the meeting sent a list of members that cannot be")
-        return group
+        mine = matched.peer_ids.get(self._name) == self._node.peer_id
+        if not mine or len(matched.members) < len(told) or not all(map(self._node.settings.admits, peer_ids)):
+            raise TransportError("the leader of the rendezvous sent a list of members that cannot be")
+        return matched
 
 
 @dataclass
-class _Step:
+class _StepControl:
     """What the matchmaking wants to know of hivemind's `StepControl`, which lives in shared memory."""
 
     data_for_gather: bytes
@@ -165,7 +167,7 @@ class _Step:
         return max(0.0, self.deadline - float(get_dht_time()))
 
 
-class _Records:
+class _DHT:
     """What the matchmaking wants of hivemind's `DHT`, which lives in a process."""
 
     def __init__(self, node: Node, presence: Presence) -> None:
@@ -187,8 +189,8 @@ class _Records:
         return isinstance(peer_id, bytes) and str(PeerID(peer_id)) in self._presence.reachable
 
 
-class _Door(ServicerBase):  # type: ignore[misc]
-    """Where the others ask to be let in."""
+class _JoinService(ServicerBase):  # type: ignore[misc]
+    """Serves the workers that ask to follow this one."""
 
     def __init__(self, matchmaking: Any, admits: Any) -> None:
         self._matchmaking, self._admits = matchmaking, admits
@@ -196,7 +198,7 @@ class _Door(ServicerBase):  # type: ignore[misc]
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
-        """See `Matchmaking.rpc_join_group`."""
+        """Answer a worker that asks to follow this one, as `Matchmaking.rpc_join_group` does, if it is admitted."""
         if not self._admits(str(context.remote_id), request.gather):
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
             return
@@ -207,17 +209,17 @@ class _Door(ServicerBase):  # type: ignore[misc]
 def _is_complete(
     here: set[str], records: dict[str, Record], silent: set[str], waited_seconds: float, grace_seconds: float
 ) -> bool:
-    """Whether to wait no longer. Only a majority of those who seem alive may go on: two groups would split the run."""
+    """Return whether to wait no longer. Only a majority of those who seem alive may go on, or the run could split."""
     missing = records.keys() - here
     if missing and not _is_majority(here & records.keys(), records):
         return False
     if missing <= silent:
-        return len(here) > 1 or waited_seconds > _ALONE_SECONDS
+        return len(here) > 1 or waited_seconds > _SOLO_SECONDS
     return waited_seconds > grace_seconds
 
 
 def _is_majority(here: set[str], records: dict[str, Record]) -> bool:
-    """More than half, or the half with the first name."""
+    """Return whether these are more than half of all, or the half with the first name."""
     first = min(records, key=lambda peer_id: records[peer_id].name)
     return 2 * len(here) + (first in here) > len(records)
 
@@ -226,24 +228,26 @@ def _seconds_since(start: float) -> float:
     return asyncio.get_running_loop().time() - start
 
 
-def _dump(name: str, card: Card) -> bytes:
-    data = json.dumps({"name": name, "card": card}).encode()
-    if len(data) > CARD_BYTES:
-        raise ValueError(f"the card takes {len(data)} bytes, at most {CARD_BYTES} are allowed")
+def _dump(name: str, info: MemberInfo) -> bytes:
+    data = json.dumps({"name": name, "info": info}).encode()
+    if len(data) > MAX_INFO_BYTES:
+        raise ValueError(f"the info of {name} takes {len(data)} bytes, at most {MAX_INFO_BYTES} are allowed")
     return data
 
 
-def _load(data: bytes) -> tuple[str, Card]:
-    """The name and the card in a message.
+def _load(data: bytes) -> tuple[str, MemberInfo]:
+    """Return the name and the info in a message.
 
     Raises:
         TransportError: it is something else.
     """
     try:
-        message = json.loads(data) if len(data) <= CARD_BYTES else {}
+        message = json.loads(data) if len(data) <= MAX_INFO_BYTES else {}
     except (ValueError, RecursionError):
         message = {}
-    name, card = (message.get("name"), message.get("card")) if isinstance(message, dict) else ("", None)
-    if not (isinstance(name, str) and name and isinstance(card, dict)):
-        raise TransportError("a worker showed something that is no card")
-    return name, card
+    name, info = (message.get("name"), message.get("info")) if isinstance(message, dict) else ("", None)
+    if not (isinstance(name, str) and name and isinstance(info, dict)):
+        raise TransportError(
+            "a worker told something that is no member info: install the same version of isthmus everywhere"
+        )
+    return name, info

@@ -1,4 +1,4 @@
-"""How a libp2p node is told whom to speak to, and what to say where that does not work."""
+"""The settings of a libp2p node, their checks, and the errors where they do not work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from isthmus.core.types import UserError
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """How a node listens, and whom it knows."""
+    """The addresses, keys and peers of a node."""
 
     identity_path: Path  # the key behind the peer id; made where there is none
     initial_peers: tuple[str, ...] = ()  # multiaddrs with /p2p/<peer id>; none: this is the first
@@ -28,21 +28,21 @@ class NodeSettings:
     relay: bool = False  # behind a NAT or firewall: be reached through other peers
 
     def trusts(self, peer_id: str) -> bool:
-        """Whether this peer may speak to us at all: it may take part, or is one that we were told to begin with."""
+        """Return whether a peer may speak to this one at all: it may take part, or is an initial peer."""
         return self.admits(peer_id) or peer_id in self.initial_ids
 
     def admits(self, peer_id: str) -> bool:
-        """Whether this peer may take part in a sync."""
+        """Return whether a peer may take part in a sync."""
         return self.allowed_peers is None or peer_id in self.allowed_peers
 
     @property
     def initial_ids(self) -> frozenset[str]:
-        """Peer ids of the initial peers."""
+        """The peer ids of the initial peers."""
         return frozenset(address.rsplit("/p2p/", 1)[-1] for address in self.initial_peers)
 
 
 class PortInUse(UserError):
-    """Perhaps only until the daemon of a worker that was killed is gone."""
+    """A port is in use, perhaps only until the daemon of a killed worker is gone."""
 
 
 def check(settings: NodeSettings) -> None:
@@ -74,7 +74,7 @@ def _is_peer_id(text: str) -> bool:
 
 
 def check_ports(listen: Iterable[str]) -> None:
-    """libp2p would share a port with another process, and half the connections would end there.
+    """Refuse ports of other processes: libp2p would share them, and half the connections would end there.
 
     Raises:
         PortInUse: somebody else has it.
@@ -93,7 +93,7 @@ def check_ports(listen: Iterable[str]) -> None:
 
 
 def lock_identity(path: Path) -> IO[bytes]:
-    """Make the key where there is none; hold it, so that no second process goes by the same peer id."""
+    """Make the key where there is none, and lock it, so that no second process goes by the same peer id."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
@@ -114,7 +114,7 @@ def lock_identity(path: Path) -> IO[bytes]:
 
 
 def explain(error: Exception, settings: NodeSettings, seconds: float) -> UserError:
-    """What to do about a node that could not start or join."""
+    """Return what to do about a node that could not start or join."""
     text = str(error)
     if "failed to listen" in text or "assign requested address" in text:
         return UserError(f"cannot listen on {', '.join(settings.listen)}: are these addresses of this machine?")

@@ -1,4 +1,4 @@
-"""Who is alive: every worker keeps a short-lived record in the DHT, and answers when it is called."""
+"""The workers that are alive: each keeps a short-lived record in the DHT, and answers when it is called."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ _NAME_BYTES = 200
 
 @dataclass(frozen=True)
 class Record:
-    """What a worker says in the DHT."""
+    """The record of one worker in the DHT."""
 
     name: str
     expires: float  # DHT time; renewed again and again
 
 
 class Presence:
-    """This worker's record, and a look at the others'.
+    """Keeps this worker's record in the DHT, and reads the others'.
 
     Args:
         node: a connected node.
         run: key of the records: workers of other runs do not show.
-        name: this worker.
+        name: of this worker.
     """
 
     def __init__(self, node: Node, run: str, name: str) -> None:
         self._node, self._key, self._name = node, f"{run}-presence", name
-        self._hurry = asyncio.Event()
+        self._announce_now = asyncio.Event()
         self._expires = 0.0
         self.reachable: set[str] = set()  # peer ids of the others that answered at the last look
         self._silent = dict[str, Record]()  # did not answer; not asked again until they announce themselves again
 
-    async def keep(self, silent: bool = False) -> None:
-        """Announce for ever; `silent`: only keep in touch with the swarm."""
+    async def keep_in_touch(self, announce: bool = True) -> None:
+        """Announce this worker, if it is to be, and speak to the initial peers, for ever."""
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), _ANNOUNCE_SECONDS)
-            self._hurry.clear()
-            if not silent:
+                await asyncio.wait_for(self._announce_now.wait(), _ANNOUNCE_SECONDS)
+            self._announce_now.clear()
+            if announce:
                 await self.announce()
             await self._node.remember_initial_peers()
 
-    def hurry(self) -> None:
+    def announce_soon(self) -> None:
         """Announce now: this worker may have been away, and the others may have given it up."""
-        self._hurry.set()
+        self._announce_now.set()
 
     async def announce(self) -> None:
-        """This worker is here."""
+        """Tell the others that this worker is alive."""
         await self._store(self._name, get_dht_time() + _LIFETIME_SECONDS)
 
     async def withdraw(self) -> None:
-        """This worker goes."""
+        """Tell the others that this worker leaves."""
         await self._store("", self._expires + _WITHDRAW_SECONDS)
 
-    async def look(self, here: set[str]) -> tuple[dict[str, Record], set[str]]:
-        """Records of all that seem alive, this worker among them, by peer id; and who of them does not answer.
+    async def find_alive(self, here: set[str]) -> tuple[dict[str, Record], set[str]]:
+        """Return the records of all that seem alive, by peer id, this worker's too; and who of them does not answer.
 
         Args:
-            here: need not be asked.
+            here: peer ids that need not be asked.
         """
         others = await self._others()
         records = {peer_id: record for peer_id, record in others.items() if record.name != self._name}
@@ -74,14 +74,14 @@ class Presence:
         self.reachable = records.keys() - silent
         return {self._node.peer_id: Record(self._name, self._expires)} | records, silent
 
-    async def find_double(self) -> str | None:
-        """Peer id of a living worker that goes by the same name."""
-        doubles = {peer_id: record for peer_id, record in (await self._others()).items() if record.name == self._name}
-        return next(iter(doubles.keys() - await self._find_silent(doubles)), None)
+    async def find_namesake(self) -> str | None:
+        """Return the peer id of a living worker that goes by the same name."""
+        namesakes = {peer_id: record for peer_id, record in (await self._others()).items() if record.name == self._name}
+        return next(iter(namesakes.keys() - await self._find_silent(namesakes)), None)
 
     async def _find_silent(self, records: dict[str, Record]) -> set[str]:
         asked = [peer_id for peer_id, record in records.items() if self._silent.get(peer_id) != record]
-        answers = await asyncio.gather(*map(self._node.answers, asked))
+        answers = await asyncio.gather(*map(self._node.ping, asked))
         self._silent |= {
             peer_id: records[peer_id] for peer_id, answer in zip(asked, answers, strict=True) if not answer
         }

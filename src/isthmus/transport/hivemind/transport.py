@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ from isthmus.transport.address import own_address
 from isthmus.transport.base import ReplicatedState
 from isthmus.transport.configured import Finding
 from isthmus.transport.elastic.election import Weighting
-from isthmus.transport.elastic.ranks import place_in_worker, worker_name, worker_number
-from isthmus.transport.elastic.world import Elastic
+from isthmus.transport.elastic.transport import ElasticTransport
+from isthmus.transport.elastic.worker_ranks import rank_in_worker, worker_name, worker_number
 
 _DIAL_SECONDS = 5.0
 
 
-class HivemindTransport(Elastic):
+class HivemindTransport(ElasticTransport):
     """An elastic world without a master, over hivemind's DHT and libp2p.
 
     Args:
@@ -42,7 +42,6 @@ class HivemindTransport(Elastic):
         shared_config: what all workers must share.
         expected_workers: how many a new run waits for.
         replicated_state: what moves with the commits.
-        say: where a line goes that a person should read.
         ranks_per_worker: one, or as many as the mesh of a worker has.
     """
 
@@ -65,14 +64,15 @@ class HivemindTransport(Elastic):
         shared_config: dict[str, str] | None = None,
         expected_workers: int | None = None,
         replicated_state: ReplicatedState | None = None,
-        say: Callable[[str], None] = print,
         ranks_per_worker: int = 1,
     ) -> None:
-        from isthmus.transport.hivemind.engine import Hivemind  # hivemind takes seconds, and may not be installed
+        from isthmus.transport.hivemind.membership import (
+            HivemindMembership,
+        )  # hivemind takes seconds, and may not be installed
 
-        name, place = worker_name(ranks_per_worker), place_in_worker(ranks_per_worker)
-        key = f"{name}-rank-{place}.key" if place else f"{name}.key"
-        engine = Hivemind(
+        name, rank = worker_name(ranks_per_worker), rank_in_worker(ranks_per_worker)
+        key = f"{name}-rank-{rank}.key" if rank else f"{name}.key"
+        membership = HivemindMembership(
             name,
             run,
             Path(identity_folder or "runs/identity") / key,
@@ -83,10 +83,10 @@ class HivemindTransport(Elastic):
             relay,
             sync_budget_seconds,
             grace_seconds,
-            place=place,
+            rank_in_worker=rank,
         )
         super().__init__(
-            engine,
+            membership,
             shared_config=shared_config,
             expected_workers=expected_workers,
             min_workers=min_workers,
@@ -94,7 +94,6 @@ class HivemindTransport(Elastic):
             sync_budget_seconds=sync_budget_seconds,
             state_host=host or _address_towards(initial_peers),
             replicated_state=replicated_state,
-            say=say,
             ranks_per_worker=ranks_per_worker,
         )
 

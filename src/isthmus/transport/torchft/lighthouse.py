@@ -1,4 +1,4 @@
-"""torchft's lighthouse: the server, and a worker's line to it."""
+"""torchft's lighthouse: the server, and a worker's connection to it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _SPARE_SECONDS = 5.0  # for the way to the lighthouse and back
 def lighthouse(
     bind: str = "0.0.0.0:0", min_workers: int = 1, grace_seconds: float = 10.0, dead_seconds: float = 5.0
 ) -> Iterator[int]:
-    """A lighthouse in this process, for as long as the context lasts.
+    """Run a lighthouse in this process, for as long as the context lasts.
 
     Args:
         bind: host:port to listen on; port 0 takes a free one.
-        min_workers: with fewer nobody meets.
+        min_workers: with fewer there is no rendezvous.
         grace_seconds: how long those who came first wait for the others that are alive.
         dead_seconds: without a heartbeat for so long a worker does not count as alive.
 
@@ -66,7 +66,7 @@ def serve_lighthouse(bind: str, min_workers: int = 1, grace_seconds: float = 10.
 
     Args:
         bind: host:port to listen on.
-        min_workers: with fewer nobody meets.
+        min_workers: with fewer there is no rendezvous.
         grace_seconds: how long those who came first wait for the others that are alive.
         host: how the workers reach this machine; default: the address it listens on, or where that is everywhere, the
             address of its way to the internet.
@@ -88,8 +88,8 @@ def serve_lighthouse(bind: str, min_workers: int = 1, grace_seconds: float = 10.
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class LighthouseLine:
-    """A worker's line to the lighthouse; it comes back by itself when the lighthouse does.
+class LighthouseConnection:
+    """A worker's connection to the lighthouse, which comes back by itself when the lighthouse does.
 
     Args:
         address: host:port.
@@ -98,13 +98,13 @@ class LighthouseLine:
 
     def __init__(self, address: str, name: str) -> None:
         self.address, self.name = address, name
-        self.counts = True  # whether the others are to wait for this worker
+        self.beats = True  # whether this worker counts as alive, so that the others wait for it
         self._client: Any = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="isthmus-lighthouse", daemon=True)
 
     def connect(self, seconds: float) -> None:
-        """Connect and begin to beat.
+        """Connect, and begin to send heartbeats.
 
         Raises:
             UserError: there is no lighthouse.
@@ -127,7 +127,7 @@ class LighthouseLine:
         self._thread.start()
 
     def ask(self, calls: TimedCalls, seconds: float, store_address: str, data: dict[str, Any]) -> Any:
-        """Wait for a quorum with this worker in it; a `torchft._torchft.Quorum`.
+        """Wait for a quorum with this worker in it; returns a `torchft._torchft.Quorum`.
 
         Raises:
             TransportError: none was formed in time, or the lighthouse does not answer.
@@ -142,7 +142,7 @@ class LighthouseLine:
             )
         except TimeoutError as error:
             raise TransportError(
-                f"no meeting within {seconds:.1f} s: too few came, of the workers that the lighthouse at "
+                f"no rendezvous within {seconds:.1f} s: too few came, of the workers that the lighthouse at "
                 f"{self.address} regards as alive"
             ) from error
         except RuntimeError as error:
@@ -151,7 +151,7 @@ class LighthouseLine:
             raise TransportError(f"the lighthouse at {self.address} does not answer ({_readable(error)})") from error
 
     def close(self) -> None:
-        """Stop to beat: the lighthouse forgets this worker within its `dead_seconds`."""
+        """Stop the heartbeats: the lighthouse forgets this worker within its `dead_seconds`."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(_ATTEMPT_SECONDS)
@@ -159,13 +159,13 @@ class LighthouseLine:
 
     def _beat(self) -> None:
         while not self._closed.wait(_BEAT_SECONDS):
-            if self.counts:
+            if self.beats:
                 with suppress(RuntimeError, TimeoutError):  # a lighthouse that is away may come back
                     self._client.heartbeat(self.name, timedelta(seconds=_ATTEMPT_SECONDS))
 
 
 def import_torchft() -> Any:
-    """The wheel, imported when it is needed, and quiet: it would log every request to standard error.
+    """Import the wheel of torchft, quiet: it would log every request to standard error.
 
     Raises:
         UserError: it is not installed.
@@ -183,7 +183,7 @@ def import_torchft() -> Any:
 
 
 def _readable(error: Exception) -> str:
-    """The part of a message of torchft that people can read."""
+    """Return the part of a message of torchft that people can read."""
     text = str(error)
     match = re.search(r'message: "([^"]*)"', text) or re.search(r"transport error: ([^:]*(?:: [^:]*)?)", text)
     return match[1] if match else text.split("\n")[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,14 @@ from isthmus.transport.address import own_address, resolve, split_address
 from isthmus.transport.base import ReplicatedState
 from isthmus.transport.configured import Finding
 from isthmus.transport.elastic.election import Weighting
-from isthmus.transport.elastic.ranks import place_in_worker, worker_name
-from isthmus.transport.elastic.world import Elastic
+from isthmus.transport.elastic.transport import ElasticTransport
+from isthmus.transport.elastic.worker_ranks import rank_in_worker, worker_name
 from isthmus.transport.torchft.lighthouse import lighthouse as run_lighthouse
 
 _DIAL_SECONDS = 5.0
 
 
-class TorchFTTransport(Elastic):
+class TorchFTTransport(ElasticTransport):
     """An elastic world over torchft's lighthouse.
 
     Args:
@@ -38,7 +38,6 @@ class TorchFTTransport(Elastic):
         shared_config: what all workers must share.
         expected_workers: how many a new run waits for.
         replicated_state: what moves with the commits.
-        say: where a line goes that a person should read.
         ranks_per_worker: one, or as many as the mesh of a worker has.
     """
 
@@ -55,19 +54,18 @@ class TorchFTTransport(Elastic):
         shared_config: dict[str, str] | None = None,
         expected_workers: int | None = None,
         replicated_state: ReplicatedState | None = None,
-        say: Callable[[str], None] = print,
         ranks_per_worker: int = 1,
     ) -> None:
-        from isthmus.transport.torchft.engine import TorchFT
+        from isthmus.transport.torchft.membership import TorchFTMembership
 
         if lighthouse is None:
             raise UserError(
                 "outer.transport.lighthouse is missing: start one with isthmus lighthouse and give its address, "
                 "or use isthmus launch, which starts one itself"
             )
-        host, place = host or own_address(split_address(lighthouse)[0]), place_in_worker(ranks_per_worker)
+        host, rank = host or own_address(split_address(lighthouse)[0]), rank_in_worker(ranks_per_worker)
         super().__init__(
-            TorchFT(lighthouse, worker_name(ranks_per_worker), sync_budget_seconds, host, place),
+            TorchFTMembership(lighthouse, worker_name(ranks_per_worker), sync_budget_seconds, host, rank),
             shared_config=shared_config,
             expected_workers=expected_workers,
             min_workers=min_workers,
@@ -75,7 +73,6 @@ class TorchFTTransport(Elastic):
             sync_budget_seconds=sync_budget_seconds,
             state_host=host,
             replicated_state=replicated_state,
-            say=say,
             ranks_per_worker=ranks_per_worker,
         )
 

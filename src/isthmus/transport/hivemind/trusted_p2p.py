@@ -1,4 +1,4 @@
-"""hivemind's `P2P` for a swarm of strangers."""
+"""hivemind's `P2P` for a swarm in which not every peer is trusted."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _MESSAGE_BYTES = 4 << 20  # of hivemind's own, at most
 _DIAL_SECONDS = 2.0
 
 
-class GuardedP2P(P2P):  # type: ignore[misc]
-    """A daemon and its handlers, deaf to peers that are not trusted, and to messages beyond a limit."""
+class TrustedP2P(P2P):  # type: ignore[misc]
+    """A daemon and its handlers that refuse peers that are not trusted, and messages beyond a limit."""
 
     trusts: Callable[[str], bool]
     open_stream = P2P.call_binary_stream_handler
@@ -30,7 +30,7 @@ class GuardedP2P(P2P):  # type: ignore[misc]
         await super().add_binary_stream_handler(name, guarded, balanced)
 
     async def add_binary_stream_handler(self, name: str, handler: Any, balanced: bool = False) -> None:
-        """What hivemind uses: streams of its messages."""
+        """Serve streams of hivemind's messages, bounded in size."""
 
         async def bounded(info: Any, reader: Any, writer: Any) -> None:
             await handler(info, _BoundedReader(reader), writer)
@@ -38,7 +38,7 @@ class GuardedP2P(P2P):  # type: ignore[misc]
         await self.add_stream_handler(name, bounded, balanced)
 
     async def call_binary_stream_handler(self, peer_id: Any, handler_name: str) -> Any:
-        """What hivemind uses; `open_stream` is the same without limits."""
+        """Open a stream of hivemind's messages, bounded in size; `open_stream` is the same without bounds."""
         try:
             async with asyncio.timeout(_DIAL_SECONDS):
                 info, reader, writer = await super().call_binary_stream_handler(peer_id, handler_name)
@@ -56,7 +56,7 @@ class GuardedP2P(P2P):  # type: ignore[misc]
 
 
 class _BoundedReader:
-    """hivemind believes the length that comes before a message of its streams."""
+    """Refuses the lengths that hivemind would believe, whatever comes before a message of its streams."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader

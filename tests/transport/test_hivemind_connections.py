@@ -1,11 +1,11 @@
-"""What the members of a meeting tell one another."""
+"""What the peers of a sync tell one another over their control streams."""
 
 import asyncio
 
+from isthmus.transport.hivemind.connections import PeerConnections
 from isthmus.transport.hivemind.frames import Frame, Kind
-from isthmus.transport.hivemind.streams import Mesh
 
-MEETING = bytes(20)
+RENDEZVOUS = bytes(20)
 
 
 class Sink:
@@ -34,14 +34,14 @@ def test_who_hears_of_a_failure_passes_its_cause_on():
             written[rank].append(Sink())
             return asyncio.StreamReader(), written[rank][-1]
 
-        mesh = Mesh(MEETING, ["a", "b", "c"], 1, 20.0)
+        mesh = PeerConnections(RENDEZVOUS, ["a", "b", "c"], 1, 20.0)
         mesh.open(dial)
         await asyncio.sleep(0.01)
         from_a = asyncio.StreamReader()
-        from_a.feed_data(Frame(Kind.GIVE_UP, MEETING, 0, length=len(cause)).header(cause) + cause)
-        await mesh.serve(Frame(Kind.PULSE, MEETING, 0), (from_a, None))
+        from_a.feed_data(Frame(Kind.ABORT, RENDEZVOUS, 0, length=len(cause)).header(cause) + cause)
+        await mesh.serve(Frame(Kind.OPEN_CONTROL, RENDEZVOUS, 0), (from_a, None))
         return {rank: b"".join(sink.written for sink in sinks) for rank, sinks in written.items()}
 
     cause = b"c sent a frame that is not due"
-    expected = Frame(Kind.GIVE_UP, MEETING, 1, length=len(cause)).header(cause) + cause
+    expected = Frame(Kind.ABORT, RENDEZVOUS, 1, length=len(cause)).header(cause) + cause
     assert asyncio.run(hear(cause))[2].endswith(expected)

@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from isthmus.transport.base import Drift, RankLost, TransportError
-from isthmus.transport.elastic import together
-from isthmus.transport.elastic.membership import Meeting
-from isthmus.transport.elastic.together import End
+from isthmus.transport.elastic import rank_consensus as consensus
+from isthmus.transport.elastic.membership import Rendezvous
+from isthmus.transport.elastic.rank_consensus import VoteResult
 from isthmus.transport.single_rank import SINGLE_RANK, SingleRank
 
-MEETING = Meeting("m", {"w0": {"version": 1}})
+RENDEZVOUS = Rendezvous("m", {"w0": {"version": 1}})
 
 
 class Threads:
@@ -49,90 +49,91 @@ class Engine:
     """A membership of which one rank's connections may fail."""
 
     def __init__(self, contact="", fails=False):
-        self.contact, self.fails, self.parted, self.shown = contact, fails, False, None
+        self.contact, self.fails, self.disconnected, self.shown = contact, fails, False, None
 
-    def meet(self, card, wait_seconds):
-        self.shown = card
+    def rendezvous(self, info, wait_seconds):
+        self.shown = info
         if self.fails:
             raise TransportError("the lighthouse is gone")
-        return MEETING
+        return RENDEZVOUS
 
-    def gather_around(self, meeting, names, weights):
+    def connect_peers(self, found, names, weights):
         if self.fails:
             raise TransportError("worker w1 did not come")
         return type("Peers", (), {})()
 
-    def part(self):
-        self.parted = True
+    def disconnect_peers(self):
+        self.disconnected = True
 
 
 def test_the_first_rank_meets_and_shows_where_all_of_them_are():
     engines = [Engine("here"), Engine("there"), Engine(fails=True)]
-    meetings = Threads(3).each(
-        lambda worker_group: together.meet(worker_group, engines[worker_group.rank], {"version": 1}, 1)
-    )
-    assert meetings == [MEETING] * 3
+    all_found = Threads(3).each(lambda group: consensus.rendezvous(group, engines[group.rank], {"version": 1}, 1))
+    assert all_found == [RENDEZVOUS] * 3
     assert engines[0].shown == {"version": 1, "contacts": ["here", "there", ""]}
     assert engines[1].shown is None
 
 
 def test_where_the_first_rank_finds_nobody_all_know_why():
     engines = [Engine(fails=True), Engine()]
-    problems = Threads(2).each(lambda worker_group: together.meet(worker_group, engines[worker_group.rank], {}, 1))
+    problems = Threads(2).each(lambda group: consensus.rendezvous(group, engines[group.rank], {}, 1))
     assert problems == [(TransportError, "the lighthouse is gone")] * 2
 
 
 def test_a_sync_is_left_by_all_ranks_where_one_cannot_connect():
     engines = [Engine(), Engine(fails=True)]
     problems = Threads(2).each(
-        lambda worker_group: together.gather_around(worker_group, engines[worker_group.rank], MEETING, ["w0"], [1.0])
+        lambda group: consensus.connect_peers(group, engines[group.rank], RENDEZVOUS, ["w0"], [1.0])
     )
     assert problems == [(TransportError, "worker w1 did not come")] * 2
-    assert all(engine.parted for engine in engines), "those they wait for must not wait for them"
+    assert all(engine.disconnected for engine in engines), "those they wait for must not wait for them"
 
 
 def test_peers_know_the_ranks_of_their_worker():
     engines = [Engine(), Engine()]
     peers = Threads(2).each(
-        lambda worker_group: together.gather_around(worker_group, engines[worker_group.rank], MEETING, ["w0"], [1.0])
+        lambda group: consensus.connect_peers(group, engines[group.rank], RENDEZVOUS, ["w0"], [1.0])
     )
     assert [each.worker_group.rank for each in peers] == [0, 1]
-    assert not any(engine.parted for engine in engines)
+    assert not any(engine.disconnected for engine in engines)
 
 
 @pytest.mark.parametrize(
     ("seen", "end"),
     [
-        ([True, True], End(committed=True)),
-        ([TransportError("cut off"), True], End(committed=True)),
-        ([False, TransportError("cut off")], End()),
-        ([TransportError("cut off"), Drift([1], "worker 1 differs")], End(drift="worker 1 differs", drifted=True)),
+        ([True, True], VoteResult(committed=True)),
+        ([TransportError("cut off"), True], VoteResult(committed=True)),
+        ([False, TransportError("cut off")], VoteResult()),
+        (
+            [TransportError("cut off"), Drift([1], "worker 1 differs")],
+            VoteResult(drift="worker 1 differs", drifted=True),
+        ),
         ([TransportError("cut off"), TransportError("timed out")], (TransportError, "cut off")),
     ],
     ids=str,
 )
 def test_what_one_rank_sees_of_a_vote_holds_for_all(monkeypatch, seen, end):
-    def at_one_place(peers, ok, fingerprint):
-        outcome = seen[peers.place]
+    def of_one_rank(peers, ok, fingerprint):
+        outcome = seen[peers.own_rank]
         if isinstance(outcome, TransportError):
             raise outcome
         return outcome
 
-    monkeypatch.setattr(together, "vote_at_one_place", at_one_place)
+    monkeypatch.setattr(consensus.peers_of_one_rank, "vote", of_one_rank)
 
-    def vote(worker_group):
-        return together.vote(worker_group, type("Peers", (), {"place": worker_group.rank, "rank": 1})(), True, b"")
+    def vote(group):
+        return consensus.vote(group, type("Peers", (), {"own_rank": group.rank, "rank": 1})(), True, b"")
 
     assert Threads(2).each(vote) == [end] * 2
 
 
 def test_a_lost_rank_is_no_vote(monkeypatch):
-    def at_one_place(peers, ok, fingerprint):
+    def of_one_rank(peers, ok, fingerprint):
         raise RankLost([1], "rank 1 is gone")
 
-    monkeypatch.setattr(together, "vote_at_one_place", at_one_place)
+    monkeypatch.setattr(consensus.peers_of_one_rank, "vote", of_one_rank)
     with pytest.raises(RankLost):
-        together.vote(SINGLE_RANK, None, True, b"")
+        consensus.vote(SINGLE_RANK, None, True, b"")
 
 
 def fetched(parts, monkeypatch):
@@ -144,8 +145,8 @@ def fetched(parts, monkeypatch):
             raise TransportError(part)
         return type("Fetched", (), {"state": part})()
 
-    monkeypatch.setattr(together, "fetch", fetch)
-    return Threads(len(parts)).each(lambda worker_group: together.fetch_parts(worker_group, [worker_group.rank]))
+    monkeypatch.setattr(consensus, "fetch", fetch)
+    return Threads(len(parts)).each(lambda group: consensus.fetch_state(group, [group.rank]))
 
 
 def test_parts_of_one_state_are_taken_over_at_the_step_of_the_last_one_asked(monkeypatch):

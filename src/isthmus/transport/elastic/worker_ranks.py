@@ -1,4 +1,4 @@
-"""Which worker of an elastic world this process belongs to, and how the ranks of one find each other."""
+"""Which worker of an elastic world this process belongs to, and how the ranks of one worker are connected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WORKER_BUDGETS = 2 * JOIN_BUDGETS  # the first rank may wait so long for the ot
 
 
 def worker_number(ranks_per_worker: int = 1) -> int:
-    """Of this worker: ISTHMUS_WORKER says it, and RANK where a worker has one."""
+    """Return the number of this worker: ISTHMUS_WORKER, or where a worker has one rank RANK."""
     default = os.environ.get("RANK", "0") if ranks_per_worker == 1 else "0"
     number = os.environ.get("ISTHMUS_WORKER", default)
     if not number.isdecimal():
@@ -33,21 +33,21 @@ def worker_name(ranks_per_worker: int = 1) -> str:
     return f"worker-{worker_number(ranks_per_worker)}"
 
 
-def place_in_worker(ranks_per_worker: int) -> int:
-    """Of this rank."""
+def rank_in_worker(ranks_per_worker: int) -> int:
+    """Return the rank of this process among those of its worker."""
     return find_world()[0] if ranks_per_worker > 1 else 0
 
 
-def check_ranks(started: int, ranks_per_worker: int) -> None:
+def check_num_ranks(num_started: int, ranks_per_worker: int) -> None:
     """Refuse a worker of another number of ranks than its mesh has."""
-    if started != ranks_per_worker:
+    if num_started != ranks_per_worker:
         raise UserError(
-            f"a worker has {ranks_per_worker} ranks, but {started} rank{'s'[: started - 1]} started: where workers "
-            "come and go, each is started by a torchrun of its own, with its number in ISTHMUS_WORKER"
+            f"a worker has {ranks_per_worker} ranks, but {num_started} rank{'s'[: num_started - 1]} started: where "
+            "workers come and go, each is started by a torchrun of its own, with its number in ISTHMUS_WORKER"
         )
 
 
-def join_ranks(ranks_per_worker: int, sync_budget_seconds: float) -> WorkerGroup:
+def connect_worker_group(ranks_per_worker: int, sync_budget_seconds: float) -> WorkerGroup:
     """Connect the ranks of this worker: in an elastic world torch.distributed is theirs alone.
 
     Raises:
@@ -57,7 +57,7 @@ def join_ranks(ranks_per_worker: int, sync_budget_seconds: float) -> WorkerGroup
     if ranks_per_worker == 1:
         return SINGLE_RANK
     rank, size = find_world()
-    check_ranks(size, ranks_per_worker)
+    check_num_ranks(size, ranks_per_worker)
     names = [f"rank {other} of worker {worker_number(size)}" for other in range(size)]
     seconds = JOIN_BUDGETS * sync_budget_seconds
     initialise("gloo", seconds, names[rank])
@@ -67,7 +67,7 @@ def join_ranks(ranks_per_worker: int, sync_budget_seconds: float) -> WorkerGroup
     if missing:
         raise RankLost(missing, f"{', '.join(names[other] for other in missing)} did not come within {seconds:g} s")
     heartbeat.start(names)
-    worker_seconds = _WORKER_BUDGETS * sync_budget_seconds
-    group = WatchedGroup(heartbeat, worker_seconds, min(30.0, sync_budget_seconds / 3), "gloo", leak, kind="worker")
-    group.connect(partial(make_own_group, [range(size)], rank, "gloo", worker_seconds))
+    budget_seconds, patience_seconds = _WORKER_BUDGETS * sync_budget_seconds, min(30.0, sync_budget_seconds / 3)
+    group = WatchedGroup(heartbeat, budget_seconds, patience_seconds, "gloo", leak, kind="worker")
+    group.connect(partial(make_own_group, [range(size)], rank, "gloo", budget_seconds))
     return GlooWorkerGroup(rank, size, group, close=partial(group.close, dist.destroy_process_group, LINGER_SECONDS))

@@ -13,34 +13,35 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from typing_extensions import override
 
 from isthmus.core.torch_internals import make_gloo_group, skip_reverse_lookups
 from isthmus.core.types import UserError
 from isthmus.transport.address import join_address, own_address, split_address
 from isthmus.transport.base import PeerLost, TransportError
-from isthmus.transport.elastic.membership import Card, Meeting
+from isthmus.transport.elastic.membership import MemberInfo, Membership, Rendezvous
 from isthmus.transport.group_peers import GroupPeers
 from isthmus.transport.heartbeat import Heartbeat
 from isthmus.transport.peers import BufferPeers
-from isthmus.transport.readable import first_line
+from isthmus.transport.readable import readable_message
 from isthmus.transport.timeouts import TimedCalls
-from isthmus.transport.torchft.lighthouse import LighthouseLine
+from isthmus.transport.torchft.lighthouse import LighthouseConnection
 from isthmus.transport.watched_group import AbandonedGroups, WatchedGroup, Works
 
 
 @dataclass(frozen=True)
 class _Member:
-    """What one worker brought to a meeting."""
+    """What one worker told the lighthouse."""
 
-    card: Card
+    info: MemberInfo
     store: str  # where its store is, host:port
 
 
-class TorchFT:
-    """`Membership` over torchft's lighthouse.
+class TorchFTMembership(Membership):
+    """The workers that come to a lighthouse of torchft's.
 
     The lighthouse forms a quorum when all workers that beat have come, or, its grace being over, more than half of
-    them. Those in it meet at the store of the first by name and call the roll, so that nobody is counted who died or
+    them. Those in it check at the store of the first by name that all are there, so that nobody is counted who died or
     went away while it waited. Whoever then takes part in a sync is connected by gloo, in a group that lives until
     its members change or one fails.
 
@@ -52,8 +53,10 @@ class TorchFT:
         name: of this worker: unique in the run, and the same again after a restart.
         sync_budget_seconds: bound on one collective; all other timeouts follow from it.
         host: how the other workers reach this machine; default: the address from which it reaches the lighthouse.
-        place: of this rank in its worker: only the first one speaks with the lighthouse.
+        rank_in_worker: of this process: only the first one speaks with the lighthouse.
     """
+
+    name = ""
 
     def __init__(
         self,
@@ -61,129 +64,131 @@ class TorchFT:
         name: str,
         sync_budget_seconds: float = 60.0,
         host: str | None = None,
-        place: int = 0,
+        rank_in_worker: int = 0,
     ) -> None:
         self.name = name
         self.sync_budget_seconds = sync_budget_seconds
-        self._line = LighthouseLine(lighthouse, name)
-        self._host, self._place = host, place
+        self._lighthouse = LighthouseConnection(lighthouse, name)
+        self._host, self._rank_in_worker = host, rank_in_worker
         self._interval = min(0.5, sync_budget_seconds / 20)
         self._patience_seconds = min(10.0, sync_budget_seconds / 3)  # of silence, until a worker counts as gone
-        self._roll_seconds = self._patience_seconds / 2
+        self._arrival_seconds = self._patience_seconds / 2
         self._calls = TimedCalls()
         self._leaving, self._left = threading.Lock(), False
         self._store: Any = None
         self._address = ""
-        self._board: tuple[str, Any] | None = None  # where the last roll was called, and a connection
-        self._meeting_id = ""
+        self._shared_store: tuple[str, Any] | None = None  # of the last rendezvous: address and connection
+        self._rendezvous_id = ""
         self._group: WatchedGroup | None = None
         self._group_id, self._group_names = "", list[str]()
         self._abandoned = AbandonedGroups()
 
+    @override
     def connect(self) -> None:
-        """Reach the lighthouse, and open this worker's store to the others; see `Membership.connect`."""
-        host = self._host = self._host or own_address(split_address(self._line.address)[0])
+        host = self._host = self._host or own_address(split_address(self._lighthouse.address)[0])
         try:
             dist.ProcessGroupGloo.create_device(hostname=host)
         except RuntimeError as error:
-            raise UserError(f"{host} is no address of this machine ({first_line(error)})") from error
+            raise UserError(f"{host} is no address of this machine ({readable_message(error)})") from error
         skip_reverse_lookups()
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._address = join_address(host, self._store.port)
-        if self._place == 0:
-            self._line.connect(self.sync_budget_seconds)
+        if self._rank_in_worker == 0:
+            self._lighthouse.connect(self.sync_budget_seconds)
         atexit.register(self.leave)
 
     @property
+    @override
     def contact(self) -> dict[str, str]:
-        """This rank's store, and the group in which it stands; see `Membership.contact`."""
         intact = self._group is not None and self._group.lost is None
         return {"store": self._address, "group": self._group_id if intact else ""}
 
-    def meet(self, card: Card, wait_seconds: float) -> Meeting:
-        """See `Membership.meet`. Who comes alone while others are alive gets no meeting, but a `TransportError`."""
+    @override
+    def rendezvous(self, info: MemberInfo, wait_seconds: float) -> Rendezvous:
         deadline = time.monotonic() + wait_seconds
-        self._line.counts = True
+        self._lighthouse.beats = True
         while True:
             seconds = max(0.1, deadline - time.monotonic())
-            quorum = self._line.ask(self._calls, seconds, self._address, card)
+            quorum = self._lighthouse.ask(self._calls, seconds, self._address, info)
             members = {member.replica_id: _read(member) for member in quorum.participants}
             if members[self.name].store != self._address:
                 raise TransportError(f"another process, at {members[self.name].store}, calls itself {self.name} too")
             # the lighthouse counts its quorums anew when it restarts, and gives equal ones the same number
-            meeting_id = f"{quorum.quorum_id}-{quorum.created.seconds}.{quorum.created.nanos:09d}"
-            absence = self._call_roll(meeting_id, members)
-            if not absence:
-                self._line.counts = False
-                self._meeting_id = meeting_id
-                return Meeting(meeting_id, {name: member.card for name, member in members.items()})
+            rendezvous_id = f"{quorum.quorum_id}-{quorum.created.seconds}.{quorum.created.nanos:09d}"
+            problem = self._check_arrivals(rendezvous_id, members)
+            if not problem:
+                self._lighthouse.beats = False
+                self._rendezvous_id = rendezvous_id
+                return Rendezvous(rendezvous_id, {name: member.info for name, member in members.items()})
             if time.monotonic() > deadline:
-                raise TransportError(f"no complete meeting within {wait_seconds:g} s ({absence})")
+                raise TransportError(f"no complete rendezvous within {wait_seconds:g} s ({problem})")
 
-    def gather_around(self, meeting: Meeting, names: list[str], weights: list[float]) -> BufferPeers:
-        """See `Membership.gather_around`."""
-        if self._place == 0 and meeting.id != self._meeting_id:
-            raise TransportError("that meeting is over: meet again")
-        self._line.counts = True
+    @override
+    def connect_peers(self, rendezvous: Rendezvous, names: list[str], weights: list[float]) -> BufferPeers:
+        if self._rank_in_worker == 0 and rendezvous.id != self._rendezvous_id:
+            raise TransportError("that rendezvous is over: come to another one")
+        self._lighthouse.beats = True
         self._abandoned.free()
-        rank, contacts = names.index(self.name), [_contact(name, meeting.cards[name], self._place) for name in names]
+        rank = names.index(self.name)
+        contacts = [_contact(name, rendezvous.members[name], self._rank_in_worker) for name in names]
         if {contact["group"] for contact in contacts} != {self._group_id} or names != self._group_names:
-            self.part()
+            self.disconnect_peers()
             if len(names) > 1:
-                self._form_group(f"{meeting.id}/{','.join(names)}", names, rank, contacts[0]["store"])
+                self._form_group(f"{rendezvous.id}/{','.join(names)}", names, rank, contacts[0]["store"])
         return _Peers(self._group, rank, weights, "this sync")
 
+    @override
     def leave(self) -> None:
-        """See `Membership.leave`. A meeting under way ends with a `TransportError`."""
         with self._leaving:
             if self._left:
                 return
             self._left = True
             self._calls.cancel()
-            self._line.close()
-            self.part()
-            self._store = self._board = None
+            self._lighthouse.close()
+            self.disconnect_peers()
+            self._store = self._shared_store = None
             atexit.unregister(self.leave)
 
-    def _call_roll(self, meeting_id: str, members: dict[str, _Member]) -> str:
-        """See whether all came; empty when they did, else why not."""
+    def _check_arrivals(self, rendezvous_id: str, members: dict[str, _Member]) -> str:
+        """Return why not all members came; empty when they did."""
         if len(members) == 1:
             return ""
         address = next(iter(members.values())).store
-        keys = [f"{meeting_id}/{name}" for name in members]
+        keys = [f"{rendezvous_id}/{name}" for name in members]
 
         def call() -> Any:
-            board = self._board[1] if self._board and self._board[0] == address else self._open_store(address)
-            board.set(f"{meeting_id}/{self.name}", "")
-            board.wait(keys, timedelta(seconds=self._roll_seconds))
-            return board
+            known = self._shared_store
+            store = known[1] if known and known[0] == address else self._open_store(address)
+            store.set(f"{rendezvous_id}/{self.name}", "")
+            store.wait(keys, timedelta(seconds=self._arrival_seconds))
+            return store
 
         try:
-            self._board = (address, self._calls.call(2 * self._roll_seconds, call))
+            self._shared_store = (address, self._calls.call(2 * self._arrival_seconds, call))
         except RuntimeError as error:
-            self._board = None
-            return f"of {', '.join(members)} not all came: {first_line(error)}"
+            self._shared_store = None
+            return f"of {', '.join(members)} not all came: {readable_message(error)}"
         return ""
 
     def _form_group(self, group_id: str, names: list[str], rank: int, holder: str) -> None:
-        """Connect with the others at the store `holder`; all of them come from the same meeting at this moment."""
+        """Connect with the others at the store `holder`; all of them come from the same rendezvous at this moment."""
         size = len(names)
         people = [f"worker {name}" for name in names]
 
-        def assemble() -> tuple[Heartbeat, list[str], Any]:
+        def find_members() -> tuple[Heartbeat, list[str], Any]:
             connection = self._open_store(holder)
             heartbeat = Heartbeat(PrefixStore(f"{group_id}/beat", connection), rank, size, 0, self._interval)
-            missing = heartbeat.wait_for_all(self._roll_seconds)
+            missing = heartbeat.wait_for_all(self._arrival_seconds)
             return heartbeat, [people[other] for other in missing], connection.clone()
 
         try:
-            heartbeat, missing, connection = self._calls.call(self._patience_seconds, assemble)
+            heartbeat, missing, connection = self._calls.call(self._patience_seconds, find_members)
         except RuntimeError as error:
             raise TransportError(
-                f"{people[0]}, which holds the store, is gone, or this worker is cut off ({first_line(error)})"
+                f"{people[0]}, which holds the store, is gone, or this worker is cut off ({readable_message(error)})"
             ) from error
         if missing:
-            raise TransportError(f"{', '.join(missing)} met the others, but did not come to the sync")
+            raise TransportError(f"{', '.join(missing)} came to the rendezvous, but not to the sync")
         heartbeat.start(people)
         self._group = WatchedGroup(
             heartbeat, self.sync_budget_seconds, self._patience_seconds, "gloo", self._abandoned.add
@@ -202,22 +207,22 @@ class TorchFT:
         return make_gloo_group(store, rank, size, self._host or "", timeout)
 
     def _open_store(self, address: str) -> Any:
-        """A new connection to the store of a worker."""
+        """Return a new connection to the store of a worker."""
         if address == self._address:
             return self._store.clone()
         host, port = split_address(address)
-        timeout = timedelta(seconds=self._roll_seconds)
+        timeout = timedelta(seconds=self._arrival_seconds)
         return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
 
-    def part(self) -> None:
-        """See `Membership.part`."""
+    @override
+    def disconnect_peers(self) -> None:
         if self._group is not None:
             self._group.close(lambda group: None, linger_seconds=0)
         self._group, self._group_id, self._group_names = None, "", []
 
 
 class _Peers(GroupPeers):
-    """The members of one sync; a loss refuses it."""
+    """The peers of one sync; a loss refuses that sync and no more."""
 
     def _run(self, kind: str, start: Callable[[dist.ProcessGroup], Works]) -> None:
         with _losses_are_refusals():
@@ -234,20 +239,20 @@ def _losses_are_refusals() -> Iterator[None]:
 
 
 def _read(member: Any) -> _Member:
-    """What a `torchft._torchft.QuorumMember` brought, checked: it comes from another machine."""
+    """Return what a `torchft._torchft.QuorumMember` told, checked: it comes from another machine."""
     if not isinstance(member.data, dict):
-        raise _stranger(member.replica_id)
+        raise _unreadable(member.replica_id)
     return _Member(member.data, member.store_address)
 
 
-def _contact(name: str, card: Card, place: int) -> dict[str, str]:
-    """Of the rank at this place of a worker."""
-    contacts = card.get("contacts")
-    match contacts[place] if isinstance(contacts, list) and place < len(contacts) else None:
+def _contact(name: str, info: MemberInfo, rank: int) -> dict[str, str]:
+    """Return the contact of one rank of a worker."""
+    contacts = info.get("contacts")
+    match contacts[rank] if isinstance(contacts, list) and rank < len(contacts) else None:
         case {"store": str(store), "group": str(group)}:
             return {"store": store, "group": group}
-    raise _stranger(name)
+    raise _unreadable(name)
 
 
-def _stranger(name: str) -> TransportError:
-    return TransportError(f"worker {name} speaks another language: is it an isthmus of this version?")
+def _unreadable(name: str) -> TransportError:
+    return TransportError(f"worker {name} told something unreadable: install the same version of isthmus everywhere")

@@ -1,6 +1,6 @@
-"""Peers whose payloads travel over byte streams between every two of them: two for each direction.
+"""Peers that are connected by libp2p streams, two for each direction between every two of them.
 
-One stream carries payloads. The other carries a beat now and then, so that a worker that stopped is told from one that
+One stream carries payloads. The other carries heartbeats, so that a worker that stopped is told from one that
 is slow, and the reason when a worker gives up, so that nobody waits for what cannot come.
 """
 
@@ -18,88 +18,90 @@ from isthmus.transport.hivemind import frames
 from isthmus.transport.hivemind.frames import Frame, Kind
 from isthmus.transport.peers import BufferPeers
 
-Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+ReaderWriter = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Views = dict[int, memoryview]  # by rank
-_LAST_WORDS_SECONDS = 2.0  # a stream has broken: the reason may still be on its way on the other one
+_REASON_SECONDS = 2.0  # a stream has broken: the reason may still be on its way on the other one
 
 
-class Mesh:
-    """The streams between the members of one meeting. Lives on an event loop; every method is called there.
+class PeerConnections:
+    """The streams between the peers of one sync. Lives on an event loop; every method is called there.
 
     Args:
-        meeting: 20 bytes that no other meeting has.
-        names: the members, in rank order.
-        rank: this worker's.
+        rendezvous: 20 bytes that no other rendezvous has.
+        names: of the peers, in rank order.
+        rank: of this worker.
         sync_budget_seconds: bound on one transfer; how often hearts beat follows from it.
     """
 
-    def __init__(self, meeting: bytes, names: list[str], rank: int, sync_budget_seconds: float) -> None:
-        self.meeting, self.names, self.rank = meeting, names, rank
+    def __init__(self, rendezvous: bytes, names: list[str], rank: int, sync_budget_seconds: float) -> None:
+        self.rendezvous, self.names, self.rank = rendezvous, names, rank
         self._budget = sync_budget_seconds
         self._interval = min(1.0, sync_budget_seconds / 20)
         self._patience_rounds = round(min(10.0, sync_budget_seconds / 2) / self._interval)
         self._others = [other for other in range(len(names)) if other != rank]
-        self._out: dict[Kind, dict[int, asyncio.StreamWriter]] = {Kind.BULK: {}, Kind.PULSE: {}}
-        self._in: dict[Kind, dict[int, asyncio.StreamReader]] = {Kind.BULK: {}, Kind.PULSE: {}}
+        self._out: dict[Kind, dict[int, asyncio.StreamWriter]] = {Kind.OPEN_DATA: {}, Kind.OPEN_CONTROL: {}}
+        self._in: dict[Kind, dict[int, asyncio.StreamReader]] = {Kind.OPEN_DATA: {}, Kind.OPEN_CONTROL: {}}
         self._waited_for = set[int]()  # in this transfer
         self._silent_rounds = dict.fromkeys(self._others, 0)
         self._left = set[int]()  # said goodbye
         self._collective = 0
-        self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # why this meeting is over
+        self._failure: asyncio.Future[str] = (
+            asyncio.get_running_loop().create_future()
+        )  # why these connections are over
         self._connected = asyncio.Event()
         self._closed = asyncio.Event()
         self._tasks = set[asyncio.Task[None]]()
 
-    def open(self, dial: Callable[[int], Awaitable[Stream]]) -> None:
-        """Begin to connect; transfers wait for it."""
+    def open(self, dial: Callable[[int], Awaitable[ReaderWriter]]) -> None:
+        """Begin to connect with the peers; transfers wait for it."""
         for rank in self._others:
-            for kind in (Kind.BULK, Kind.PULSE):
+            for kind in (Kind.OPEN_DATA, Kind.OPEN_CONTROL):
                 self._start(self._dial(dial, rank, kind))
         self._start(self._beat())
 
-    async def serve(self, frame: Frame, stream: Stream) -> None:
-        """Use a stream that a member opened with this frame, until this worker closes."""
-        rank, kind, (reader, _) = frame.sender, frame.kind, stream
+    async def serve(self, frame: Frame, streams: ReaderWriter) -> None:
+        """Use a stream that a peer opened with this frame, until this worker closes."""
+        rank, kind, (reader, _) = frame.sender, frame.kind, streams
         if rank in self._in[kind]:
             return  # one is enough
         self._in[kind][rank] = reader
         self._check_connected()
-        if kind is Kind.PULSE:
+        if kind is Kind.OPEN_CONTROL:
             self._start(self._listen(rank, reader))
         await self._closed.wait()
 
     async def transfer(self, what: str, outgoing: Views, incoming: Views) -> None:
-        """One collective: send every peer its bytes and receive its own. All sizes are known to both ends.
+        """Send every peer its bytes and receive its own: one collective. All sizes are known to both ends.
 
         Raises:
             TransportError: names who is to blame.
         """
         self._collective += 1
-        work = asyncio.ensure_future(self._exchange(outgoing, incoming))
+        work = asyncio.ensure_future(self._send_and_receive(outgoing, incoming))
         either: set[asyncio.Future[Any]] = {work, self._failure}
         await asyncio.wait(either, timeout=self._budget, return_when=asyncio.FIRST_COMPLETED)
         if work.done() and work.exception() is None:
             return
         if work.done():
-            await asyncio.wait({self._failure}, timeout=_LAST_WORDS_SECONDS)
+            await asyncio.wait({self._failure}, timeout=_REASON_SECONDS)
             self._fail(str(work.exception()))
         work.cancel()
         self._fail(self._out_of_time())
         raise TransportError(f"{what} failed: {self._failure.result()}")
 
     async def close(self) -> None:
-        """Say goodbye: what is on its way still arrives."""
+        """Tell the peers that this worker leaves; what is on its way still arrives."""
         if not self._closed.is_set():
-            self._tell(Frame(Kind.BYE, self.meeting, self.rank))
+            self._broadcast(Frame(Kind.GOODBYE, self.rendezvous, self.rank))
             self._failure.set_result("this worker has closed it")
-            self._hang_up()
+            self._disconnect()
 
-    async def _exchange(self, outgoing: Views, incoming: Views) -> None:
-        self._waited_for = set(self._others) - (self._in[Kind.BULK].keys() & self._in[Kind.PULSE].keys())
+    async def _send_and_receive(self, outgoing: Views, incoming: Views) -> None:
+        self._waited_for = set(self._others) - (self._in[Kind.OPEN_DATA].keys() & self._in[Kind.OPEN_CONTROL].keys())
         await self._connected.wait()
         self._waited_for = set(self._others)
-        sends = [self._blame(rank, self._send(rank, view)) for rank, view in outgoing.items()]
-        receipts = [self._blame(rank, self._receive(rank, view)) for rank, view in incoming.items()]
+        sends = [self._naming_peer(rank, self._send(rank, view)) for rank, view in outgoing.items()]
+        receipts = [self._naming_peer(rank, self._receive(rank, view)) for rank, view in incoming.items()]
         await asyncio.gather(*sends, *receipts)
 
     def _out_of_time(self) -> str:
@@ -109,15 +111,15 @@ class Mesh:
         )
 
     async def _send(self, rank: int, view: memoryview) -> None:
-        frame = Frame(Kind.DATA, self.meeting, self.rank, self._collective)
-        await frames.send(self._out[Kind.BULK][rank], frame, view)
+        frame = Frame(Kind.DATA, self.rendezvous, self.rank, self._collective)
+        await frames.send(self._out[Kind.OPEN_DATA][rank], frame, view)
 
     async def _receive(self, rank: int, view: memoryview) -> None:
-        frame = Frame(Kind.DATA, self.meeting, rank, self._collective)
-        await frames.receive(self._in[Kind.BULK][rank], frame, view)
+        frame = Frame(Kind.DATA, self.rendezvous, rank, self._collective)
+        await frames.receive(self._in[Kind.OPEN_DATA][rank], frame, view)
         self._waited_for.discard(rank)
 
-    async def _blame(self, rank: int, work: Coroutine[Any, Any, None]) -> None:
+    async def _naming_peer(self, rank: int, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except (OSError, EOFError) as error:
@@ -125,10 +127,10 @@ class Mesh:
         except TransportError as error:
             raise TransportError(f"{self.names[rank]} {error}") from error
 
-    async def _dial(self, dial: Callable[[int], Awaitable[Stream]], rank: int, kind: Kind) -> None:
+    async def _dial(self, dial: Callable[[int], Awaitable[ReaderWriter]], rank: int, kind: Kind) -> None:
         try:
             _, writer = await dial(rank)
-            writer.write(Frame(kind, self.meeting, self.rank).header())
+            writer.write(Frame(kind, self.rendezvous, self.rank).header())
             await writer.drain()
         except (OSError, EOFError, TransportError) as error:
             self._fail(f"{self.names[rank]} cannot be reached ({error})")
@@ -140,16 +142,16 @@ class Mesh:
         self._check_connected()
 
     def _check_connected(self) -> None:
-        """Both kinds: without its second stream a worker could not say why it gives up."""
+        """Wait for both kinds: without its second stream a worker could not say why it aborts."""
         counts = {*map(len, self._in.values()), *map(len, self._out.values())}
         if counts == {len(self._others)}:
             self._connected.set()
 
     async def _beat(self) -> None:
-        """Silence is counted in own rounds, not in seconds: a pause of this worker must not look like others' death."""
+        """Send heartbeats, and count the others' silence in own rounds: an own pause must not look like their death."""
         while True:
             await asyncio.sleep(self._interval)
-            self._tell(Frame(Kind.BEAT, self.meeting, self.rank))
+            self._broadcast(Frame(Kind.HEARTBEAT, self.rendezvous, self.rank))
             for rank in set(self._others) - self._left:
                 self._silent_rounds[rank] += 1
             silent = [rank for rank, rounds in self._silent_rounds.items() if rounds > self._patience_rounds]
@@ -164,10 +166,10 @@ class Mesh:
             while True:
                 frame, text = await frames.receive_any(reader, frames.TEXT_BYTES)
                 self._silent_rounds[rank] = 0
-                if frame.kind is Kind.GIVE_UP:
+                if frame.kind is Kind.ABORT:
                     cause = _printable(text)
-                    self._fail(f"{name} gave up: {cause}", cause)
-                elif frame.kind is Kind.BYE:
+                    self._fail(f"{name} aborted: {cause}", cause)
+                elif frame.kind is Kind.GOODBYE:
                     self._left.add(rank)
         except (OSError, EOFError):
             if rank not in self._left:
@@ -176,24 +178,24 @@ class Mesh:
             self._fail(f"{name} {error}")
 
     def _fail(self, reason: str, cause: str = "") -> None:
-        """Nothing more can be done in this meeting.
+        """End these connections.
 
-        Everybody is told the cause, also one that another worker told: a third may see this one hang up before it hears
-        of that.
+        Everybody is told the cause, also one that another worker told: a third may see this one disconnect before it
+        hears of that.
         """
         if self._failure.done():
             return
         self._failure.set_result(reason)
         text = (cause or reason).encode()[: frames.TEXT_BYTES]
-        self._tell(Frame(Kind.GIVE_UP, self.meeting, self.rank, length=len(text)), text)
-        self._hang_up()
+        self._broadcast(Frame(Kind.ABORT, self.rendezvous, self.rank, length=len(text)), text)
+        self._disconnect()
 
-    def _tell(self, frame: Frame, payload: bytes = b"") -> None:
-        for writer in self._out[Kind.PULSE].values():
+    def _broadcast(self, frame: Frame, payload: bytes = b"") -> None:
+        for writer in self._out[Kind.OPEN_CONTROL].values():
             with suppress(OSError, RuntimeError):  # it is the one that is gone
                 writer.write(frame.header(payload) + payload)
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         self._closed.set()
         for writers in self._out.values():
             for writer in writers.values():
@@ -207,25 +209,29 @@ class Mesh:
         task.add_done_callback(self._tasks.discard)
 
 
-class StreamPeers(BufferPeers):
-    """The members of a meeting, over a mesh of streams.
+class Libp2pPeers(BufferPeers):
+    """The peers of one sync over libp2p.
 
     Args:
-        mesh: connects them; None: this worker is alone.
+        connections: to the others; None where this worker is alone.
         rank: this worker.
         weights: each one's share, summing to 1.
-        call: runs a coroutine on the mesh's event loop and waits for it.
+        call: runs a coroutine on the connections' event loop and waits for it.
     """
 
     def __init__(
-        self, mesh: Mesh | None, rank: int, weights: list[float], call: Callable[[Coroutine[Any, Any, None]], None]
+        self,
+        connections: PeerConnections | None,
+        rank: int,
+        weights: list[float],
+        call: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         super().__init__(rank, weights)
-        self._mesh, self._call = mesh, call
+        self._connections, self._call = connections, call
         self._others = [other for other in range(self.size) if other != rank]
 
     def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
-        """Two shots: each worker sums one part, in rank order, and sends everybody the sum: the same bits for all."""
+        """Sum one part on each worker, in rank order, and send all the sum: the same bits for all."""
         total = buffer.cpu()
         parts = list(total.tensor_split(self.size))
         own = parts[self.rank]
@@ -253,13 +259,13 @@ class StreamPeers(BufferPeers):
         return result.flatten().to(buffer.device)
 
     def _transfer(self, what: str, outgoing: dict[int, torch.Tensor], incoming: dict[int, torch.Tensor]) -> None:
-        assert self._mesh is not None
+        assert self._connections is not None
         views = [{other: _view(buffers[other]) for other in self._others} for buffers in (outgoing, incoming)]
-        self._call(self._mesh.transfer(what, *views))
+        self._call(self._connections.transfer(what, *views))
 
 
 def _view(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor, as bytes."""
+    """Return the memory of a contiguous CPU tensor, as bytes."""
     return tensor.view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
 
 
