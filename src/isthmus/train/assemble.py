@@ -22,7 +22,7 @@ from isthmus.inner.adversarial import is_adversarial
 from isthmus.inner.pipelined import PipelinedStep
 from isthmus.models import MODELS, ModelSpec
 from isthmus.models.stages import split_into_stages
-from isthmus.outer import MERGES, Offload, OuterLoop
+from isthmus.outer import MERGES, Offload
 from isthmus.parallel import apply_fsdp, apply_tp, tensor_plan
 from isthmus.parallel.pipeline import LocalStages
 from isthmus.spec import build, factory
@@ -117,17 +117,17 @@ def build_method(config: RunConfig, model: nn.Module, **more: Any) -> Method:
     outer, transport = config.outer, build_transport(config, **more)
     if outer.schedule is None:
         return DataParallel(model, transport, outer.transport["sync_budget_seconds"])
-    return OuterLoopMethod(build_outer_loop(config, model, transport))
+    return build_outer_loop(config, model, transport)
 
 
-def build_outer_loop(config: RunConfig, model: nn.Module, transport: Transport) -> OuterLoop:
+def build_outer_loop(config: RunConfig, model: nn.Module, transport: Transport) -> OuterLoopMethod:
     """Join the other workers with the outer loop of a configuration that has one."""
     outer = config.outer
     assert outer.schedule is not None
     assert outer.compressor is not None
     assert outer.merge is not None
     assert outer.optimizer is not None
-    return OuterLoop(
+    return OuterLoopMethod(
         SPLITS.get(outer.split)(model, outer.schedule.num_fragments),
         outer.schedule,
         build(COMPRESSORS, outer.compressor),

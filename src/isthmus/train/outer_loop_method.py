@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -12,93 +12,60 @@ from typing_extensions import override
 
 from isthmus.core import SyncReport
 from isthmus.outer import OuterLoop, anchored
-from isthmus.train.method import Method
 
 
-class OuterLoopMethod(Method):
-    """Answers for an outer loop what the trainer asks of every method.
+class OuterLoopMethod(OuterLoop):
+    """An `OuterLoop` that also answers what the trainer asks of every `Method`."""
 
-    Args:
-        loop: has joined the other workers.
-    """
-
-    evaluates = "anchor"
+    evaluates: Literal["anchor", "model"] = "anchor"
     averages_gradients = False
 
-    def __init__(self, loop: OuterLoop) -> None:
-        self.loop, self.transport = loop, loop.transport
+    def __init__(self, *parts: Any, **options: Any) -> None:
         self._finished_rounds: list[int] = []
+        super().__init__(*parts, **options)
 
     @property
-    @override
     def inner_steps(self) -> int:
-        return self.loop.state.inner_steps
+        """The steps of the whole run that are done, by whoever took part."""
+        return self.state.inner_steps
 
     @property
-    @override
     def is_training(self) -> bool:
-        return self.loop.state.phase == "training"
+        """Whether more inner steps are expected."""
+        return self.state.phase == "training"
 
     @property
-    @override
     def is_finished(self) -> bool:
-        return self.loop.state.phase == "finished"
+        """Whether the run has come to its end, on this worker and on the others."""
+        return self.state.phase == "finished"
 
     @property
-    @override
     def param_names(self) -> list[list[str]]:
-        return [fragment.param_names for fragment in self.loop.state.fragments]
+        """The names of the parameters in every fragment, in order."""
+        return [fragment.param_names for fragment in self.state.fragments]
 
-    @override
     def wrap(self, module: nn.Module) -> nn.Module:
+        """Return the module itself: the outer loop works on its parameters."""
         return module
 
-    @override
     def begin_step(self) -> None:
-        self.loop.local_steps.start_step(self.transport.now())
+        """Note that an inner step begins now: what came before it is no training time."""
+        self.local_steps.start_step(self.transport.now())
 
-    @override
-    def step(self) -> list[SyncReport]:
-        return self._note_rounds(self.loop.step())
-
-    @override
-    def skip(self) -> list[SyncReport]:
-        return self._note_rounds(self.loop.skip())
-
-    @override
-    def finish(self) -> list[SyncReport]:
-        return self._note_rounds(self.loop.finish())
-
-    @override
-    def close(self) -> None:
-        self.loop.close()
-
-    @override
     @contextmanager
     def anchored(self) -> Iterator[None]:
-        with torch.no_grad(), anchored(self.loop.state.fragments):
+        """Let the model hold the anchors for a while."""
+        with torch.no_grad(), anchored(self.state.fragments):
             yield
 
-    @override
     def take_finished_rounds(self) -> list[int]:
+        """Return the lengths in steps of the rounds that all fragments have come through since the last call."""
         rounds, self._finished_rounds = self._finished_rounds, []
         return rounds
 
     @override
-    def anchor_hash(self) -> str:
-        return self.loop.anchor_hash()
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        return self.loop.state_dict()
-
-    @override
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.loop.load_state_dict(state_dict)
-
-    def _note_rounds(self, reports: list[SyncReport]) -> list[SyncReport]:
-        """Note a round for every sync of the last fragment that was committed."""
-        last = self.loop.state.fragments[-1].name
+    def _take_reports(self) -> list[SyncReport]:
+        reports, last = super()._take_reports(), self.state.fragments[-1].name
         ends = [report for report in reports if report.committed and report.fragment == last]
-        self._finished_rounds += [self.loop.state.schedule.round_steps(self.inner_steps)] * len(ends)
+        self._finished_rounds += [self.state.schedule.round_steps(self.inner_steps)] * len(ends)
         return reports
