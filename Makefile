@@ -2,24 +2,37 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+RUNS := $(VENV)/.runs# installed: what a run needs
+READY := $(VENV)/.ready# installed: what developing needs, too
 CODE := src tests examples benchmarks
 
-.PHONY: help demo test lint format bench build docs
+.PHONY: help demo test quick lint format bench build docs
 
 help:  ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/'
 
-$(READY): pyproject.toml constraints.txt
+# Modules are compiled when they are first imported: most of what is installed never is.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --prefer-binary -c constraints.txt
+
+$(RUNS): pyproject.toml constraints.txt
+	@echo "Installing isthmus and PyTorch in $(VENV), once; a minute or two."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,elastic,p2p,datasets,speech,track,vision]'
+	$(INSTALL) -e .
 	@touch $@
 
-demo: $(READY)  ## train a small model in six ways and compare them in one table (under 10 minutes on 2 cores)
+$(READY): $(RUNS)
+	@echo "Installing what developing takes, once."
+	$(INSTALL) -e '.[dev,elastic,p2p,datasets,speech,track,vision]'
+	@touch $@
+
+demo: $(RUNS)  ## train a small model in several ways and compare them in one table
 	$(BIN)/isthmus demo
 
 test: lint  ## format check, lint, types and tests
 	$(BIN)/pytest -n 3 --dist loadfile
+
+quick: $(READY)  ## the tests that start no other process
+	$(BIN)/pytest -n 2 --dist worksteal -m "not processes"
 
 lint: $(READY)  ## format check, ruff, the floors of the house, types
 	$(BIN)/ruff format --check $(CODE)

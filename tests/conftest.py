@@ -1,6 +1,11 @@
-"""Options and settings shared by all tests."""
+"""Options and settings shared by all tests, and the rule behind `make quick`."""
 
+import multiprocessing.process
 import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +14,44 @@ torch.set_num_threads(1)
 # a shell without job control has what it starts in the background ignore Ctrl-C, and whatever that starts, too
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+TOOLS = ("c++", "espeak-ng", "git", "ldconfig", "mount", "umount")  # these end within a moment: no process is meant
+_started: list[str] = []  # by the test that runs
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regenerate-golden", action="store_true", help="write the golden traces anew")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    _started.clear()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+    """Fail a test that starts a process without the marker `processes`, by which `make quick` leaves it out."""
+    report = yield
+    quick = "not processes" in item.config.getoption("markexpr")
+    if _started and report.passed and quick and not item.get_closest_marker("processes"):
+        report.outcome = "failed"
+        report.longrepr = f"mark this test with `processes`: it started {_started[0]}"
+        _started.clear()
+    return report
+
+
+def _note_process(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in ("os.fork", "os.forkpty", "os.posix_spawn", "os.system"):
+        _started.append(event)
+    elif event == "subprocess.Popen" and Path(arguments[0] or arguments[1][0]).name not in TOOLS:
+        _started.append(str(arguments[1]))
+
+
+def _note_start(process: multiprocessing.process.BaseProcess) -> None:
+    _started.append(str(process))  # the interpreter tells its hooks nothing of these
+    _start(process)
+
+
+_start = multiprocessing.process.BaseProcess.start
+multiprocessing.process.BaseProcess.start = _note_start
+sys.addaudithook(_note_process)

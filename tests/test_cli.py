@@ -191,6 +191,7 @@ main()
 """
 
 
+@pytest.mark.processes
 def test_a_wheel_that_is_missing_is_named():
     ended = subprocess.run([sys.executable, "-c", WITHOUT_HIVEMIND], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (2, "error: hivemind is not installed: pip install 'isthmus[p2p]'\n")

@@ -98,6 +98,7 @@ def test_many_threads_give_the_same_bytes(monkeypatch):
     assert torch.equal(codec.decode(one), codec.decode(one.clone()))
 
 
+@pytest.mark.processes
 def test_several_processes_compile_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     native._library.cache_clear()
@@ -112,6 +113,7 @@ def test_several_processes_compile_at_once(tmp_path, monkeypatch):
     assert len(list((tmp_path / "isthmus").iterdir())) == 1
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("broken", ["no compiler", "broken compiler", "broken cache"])
 def test_without_a_compiler_torch_does_the_work(broken, tmp_path, monkeypatch):
     native._library.cache_clear()

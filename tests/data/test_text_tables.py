@@ -251,6 +251,7 @@ def said_of(endpoint: str, folder, *names: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.processes
 def test_a_hub_that_refuses(tmp_path):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()

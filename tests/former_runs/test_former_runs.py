@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 HERE = Path(__file__).parent
 # what the version that began them ended with; another processor rounds otherwise, a lost state shows in the third digit
 EVAL_LOSS = {"streaming": 2.4314072132110596, "dilocox": 2.4294852018356323, "dct_momentum": 2.4861851930618286}

@@ -18,6 +18,8 @@ from isthmus.inner import AdamW, Cosine, Metrics, MuonAdamW, SupervisedStep
 from isthmus.inner.pipelined import PipelinedStep
 from isthmus.parallel import ParallelDims
 
+pytestmark = pytest.mark.processes
+
 STEPS = 5
 POISONED = 2  # at this step nan flows back into the first layer
 

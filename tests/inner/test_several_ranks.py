@@ -14,6 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from isthmus.inner import AdamW, SupervisedStep
 
+pytestmark = pytest.mark.processes
+
 POISONED = 2  # at this step the loss of rank 1 is nan
 
 

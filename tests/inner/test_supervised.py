@@ -203,6 +203,7 @@ class Line(nn.Module):
         return (batch["x"] @ self.weight - batch["y"]).square().mean()
 
 
+@pytest.mark.processes
 def test_compiled_model_trains_alike():
     plain, compiled = Line(), Line()
     reference = SupervisedStep(plain, sgd(plain))

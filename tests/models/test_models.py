@@ -192,6 +192,7 @@ def test_bad_import_paths_are_refused():
     refused(lambda: Module(f"{__name__}:Bigram", {"size": 3}).build(), "does not take them")
 
 
+@pytest.mark.processes
 def test_specs_are_read_without_importing_transformers():
     """It takes seconds; showing or validating a configuration must not."""
     code = (

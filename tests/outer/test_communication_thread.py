@@ -44,6 +44,7 @@ def test_the_thread_keeps_nothing_of_a_finished_job_alive() -> None:
     pytest.fail("a finished job's result is still held")
 
 
+@pytest.mark.processes
 def test_a_program_that_forgets_to_close_ends_cleanly_in_the_middle_of_a_job() -> None:
     code = (
         "import torch; from isthmus.outer.communication_thread import CommunicationThread; b = CommunicationThread();"

@@ -16,6 +16,8 @@ from isthmus.core import SyncSchedule, split_balanced
 from isthmus.outer import Mix, OuterLoop, Replace
 from isthmus.transport.torch_dist import TorchDist
 
+pytestmark = pytest.mark.processes
+
 METHODS: dict[str, dict[str, Any]] = {
     "diloco": {"schedule": SyncSchedule(3), "merge": Replace()},
     "streaming": {"schedule": SyncSchedule(4, num_fragments=2, overlap_steps=1), "merge": Mix(0.5)},

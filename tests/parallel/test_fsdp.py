@@ -16,6 +16,8 @@ from isthmus.inner.optimizers import hidden_matrices
 from isthmus.parallel import ParallelDims, apply_fsdp, open_mesh
 from isthmus.train.evaluate import evaluate
 
+pytestmark = pytest.mark.processes
+
 MESH = ParallelDims(shard=2)
 KEEPS = ParallelDims(shard=2, reshard_after_forward=False)
 MIXED = ParallelDims(shard=2, mixed_precision=True)

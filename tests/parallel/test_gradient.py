@@ -13,6 +13,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from isthmus.core.fragment import local_view
 from isthmus.parallel import ParallelDims, WorkerGradScaler, clip_gradient, gradient_norm, open_mesh
 
+pytestmark = pytest.mark.processes
+
 MESH = ParallelDims(pp=2, shard=2, tp=2)
 SPLIT = {"shard": (Shard(0),), "tp": (Shard(0),), "both": (Shard(0), Shard(0)), "one of both": (Shard(1), Replicate())}
 

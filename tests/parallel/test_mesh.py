@@ -49,6 +49,7 @@ def look_around(mesh: ParallelDims) -> tuple[list[int], list[int], float, float]
     return device_mesh.get_coordinate(), same_place, own_worker, mean_over_shards(rank, device_mesh).item()
 
 
+@pytest.mark.processes
 def test_ranks_stand_where_the_mesh_says():
     mesh = ParallelDims(shard=2, tp=2)
     for rank, (coordinates, same_place, own_worker, shards) in enumerate(run_ranks(look_around, 8, mesh)):
@@ -64,6 +65,7 @@ def refused() -> str:
     return str(error.value)
 
 
+@pytest.mark.processes
 def test_a_mesh_that_does_not_multiply_up_to_the_ranks_is_refused():
     for message in run_ranks(refused, 2):
         assert "2 workers of pp 3 x shard 1 x tp 1 ranks are 6 ranks, but 2 were started" in message

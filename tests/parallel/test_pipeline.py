@@ -157,6 +157,7 @@ def evaluate_stages(mesh: ParallelDims, stages_per_rank: int) -> dict[str, torch
     return losses
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("shard", "stages_per_rank", "reshard"), [(1, 1, True), (1, 2, True), (2, 1, True), (2, 1, False), (2, 2, True)]
 )
@@ -180,5 +181,6 @@ def infinite_loss() -> list[bool]:
     return [bool(param.grad.isfinite().all()) for param in model.parameters()]
 
 
+@pytest.mark.processes
 def test_a_loss_that_is_not_finite_shows_in_every_stage_s_gradient():
     assert not any(any(finite) for finite in run_ranks(infinite_loss, 2))

@@ -44,6 +44,7 @@ def hold() -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool
     return held
 
 
+@pytest.mark.processes
 def test_a_rank_knows_which_part_it_holds():
     for tensor in zip(*run_ranks(hold, 4), strict=True):
         assert all(equal for *_, equal in tensor)

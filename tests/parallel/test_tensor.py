@@ -11,6 +11,8 @@ from isthmus.core.fragment import local_view
 from isthmus.models import Module
 from isthmus.parallel import ParallelDims, open_mesh, tensor_plan
 
+pytestmark = pytest.mark.processes
+
 MESHES = {"tp": ParallelDims(tp=2), "shard-tp": ParallelDims(shard=2, tp=2)}
 
 

@@ -36,6 +36,7 @@ def tiny(monkeypatch, tmp_path) -> Path:
     return tmp_path / "runs"
 
 
+@pytest.mark.processes
 def test_the_demo_compares_runs_and_replaces_an_older_one(tiny):
     tiny.mkdir()
     (tiny / "demo.yaml").touch()

@@ -42,6 +42,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
         launcher.communicate()
 
 
+@pytest.mark.processes
 def test_launch_trains_reports_and_joins(config, start, tmp_path):
     # a layer of the launcher's own configuration: its workers must not apply it a second time, above --set
     code, out, err = finish(start(config, "--set", "train.steps=40", ISTHMUS_TRAIN__STEPS="30"))
@@ -65,6 +66,7 @@ def test_launch_trains_reports_and_joins(config, start, tmp_path):
     assert err == f"error: {run} holds a run already: go on with it by --resume, or choose another train.run_dir\n"
 
 
+@pytest.mark.processes
 def test_ctrl_c_saves_and_says_how_to_resume(config, start, tmp_path):
     launcher, run = start(config, "--set", "train.steps=1000000"), tmp_path / "run"
     wait_until(lambda: events(run, "step", worker=1))
@@ -91,6 +93,7 @@ def test_ctrl_c_saves_and_says_how_to_resume(config, start, tmp_path):
     assert steps[-1] == stopped["steps"] + 20
 
 
+@pytest.mark.processes
 def test_ctrl_c_before_training_began(config, start, tmp_path):
     launcher = start(config, "--set", "train.steps=1000000", "--workers", 1)
     wait_until(lambda: workers_of(launcher))
@@ -100,6 +103,7 @@ def test_ctrl_c_before_training_began(config, start, tmp_path):
     assert "go on with" in out
 
 
+@pytest.mark.processes
 def test_a_second_ctrl_c_ends_at_once(config, start, tmp_path):
     launcher, run = start(config, "--set", "train.steps=1000000"), tmp_path / "run"
     wait_until(lambda: events(run, "step"))
@@ -115,6 +119,7 @@ def test_a_second_ctrl_c_ends_at_once(config, start, tmp_path):
     assert all_gone(pids.values())
 
 
+@pytest.mark.processes
 def test_a_killed_worker_is_named_and_ends_the_run(config, start, tmp_path):
     launcher, run = start(config, "--set", "train.steps=1000000"), tmp_path / "run"
     wait_until(lambda: events(run, "step", worker=1))
@@ -126,6 +131,7 @@ def test_a_killed_worker_is_named_and_ends_the_run(config, start, tmp_path):
     assert all_gone(pids.values())
 
 
+@pytest.mark.processes
 def test_workers_end_with_their_launcher(config, start, tmp_path):
     launcher, run = start(config, "--set", "train.steps=1000000"), tmp_path / "run"
     wait_until(lambda: events(run, "step"))
@@ -134,6 +140,7 @@ def test_workers_end_with_their_launcher(config, start, tmp_path):
     wait_until(lambda: all_gone(pids.values()), within_seconds=5)
 
 
+@pytest.mark.processes
 def test_what_a_worker_finds_wrong_is_the_launchers_error(config, start, tmp_path):
     code, out, err = finish(start(config, "--set", "data.source=./nowhere", "--workers", 1))
     assert code == 2
@@ -141,6 +148,7 @@ def test_what_a_worker_finds_wrong_is_the_launchers_error(config, start, tmp_pat
     assert "step" in out
 
 
+@pytest.mark.processes
 def test_a_port_in_use_is_named(config, start):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -188,6 +188,7 @@ def kill_at_call(function, number):
     return wrapped
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", range(1, 8))  # four files and folders are flushed before the rename, three after
 def test_a_kill_while_writing_never_harms_the_last_good_one(checkpoints, monkeypatch, logged, number):
     checkpoints.save(10, state(1))
@@ -207,6 +208,7 @@ def test_a_kill_while_writing_never_harms_the_last_good_one(checkpoints, monkeyp
     assert 20 in checkpoints.usable()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", range(1, 4))
 def test_a_kill_while_deleting_leaves_whole_checkpoints(checkpoints, monkeypatch, logged, number):
     for step in (10, 20):

@@ -41,6 +41,7 @@ def naive(config):
     return model
 
 
+@pytest.mark.processes
 def test_ddp_is_ten_lines_of_data_parallelism(two_workers: Path):
     config = load_config(two_workers / "ddp/config.yaml")
     saved = Checkpoints(two_workers / "ddp/checkpoints", 0, {}).load(30)["model"]

@@ -90,6 +90,7 @@ def line(text: str, check: str) -> str:
     return found
 
 
+@pytest.mark.processes
 def test_all_is_well(config: Path) -> None:
     (code, text), other = examine(config, [[], []])
     assert (code, other[0]) == (0, 0)
@@ -99,6 +100,7 @@ def test_all_is_well(config: Path) -> None:
     assert "bit/s" in line(text, "worker-0")
 
 
+@pytest.mark.processes
 def test_every_pair_of_three_is_measured(config: Path) -> None:
     results = examine(config, [[], [], []], common=("train.workers=3",))
     assert [code for code, _ in results] == [0, 0, 0]
@@ -106,6 +108,7 @@ def test_every_pair_of_three_is_measured(config: Path) -> None:
     assert rows == [["worker-0", "worker-1"], ["worker-0", "worker-2"], ["worker-1", "worker-2"]]
 
 
+@pytest.mark.processes
 def test_different_configurations_and_a_clock_five_minutes_ahead(config: Path) -> None:
     results = examine(config, [[], ["inner.batch_size=3"]], seconds_ahead=(0, 300))
     assert [code for code, _ in results] == [2, 2]
@@ -116,6 +119,7 @@ def test_different_configurations_and_a_clock_five_minutes_ahead(config: Path) -
         assert " fail " in line(text, "clocks")
 
 
+@pytest.mark.processes
 def test_a_run_folder_that_cannot_be_written_is_reported_to_all(config: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     results = examine(config, [[], [f"train.run_dir={tmp_path / 'file' / 'run'}"]])
@@ -126,6 +130,7 @@ def test_a_run_folder_that_cannot_be_written_is_reported_to_all(config: Path, tm
         assert f"worker-1 fail {tmp_path / 'file' / 'run'}: Not a directory" in " ".join(bad[0].split())
 
 
+@pytest.mark.processes
 def test_over_torchft(config: Path) -> None:
     with lighthouse("127.0.0.1:0", grace_seconds=5) as port:
         common = ("outer.transport.type=torchft", f"outer.transport.lighthouse=127.0.0.1:{port}")
@@ -140,6 +145,7 @@ def test_over_torchft(config: Path) -> None:
         assert " fail " in line(text, "samples")
 
 
+@pytest.mark.processes
 def test_a_lighthouse_that_is_not_there(config: Path) -> None:
     port = free_port()
     common = (
@@ -152,6 +158,7 @@ def test_a_lighthouse_that_is_not_there(config: Path) -> None:
     assert f"no lighthouse answers at 127.0.0.1, port {port} (Connection refused)" in line(text, "rendezvous")
 
 
+@pytest.mark.processes
 def test_a_worker_that_does_not_come(config: Path) -> None:
     with lighthouse("127.0.0.1:0", grace_seconds=0.2) as port:
         common = (
@@ -186,6 +193,7 @@ def test_one_worker_alone(config: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert "all is well" in result.output
 
 
+@pytest.mark.processes
 def test_workers_on_this_machine(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
     result = CliRunner().invoke(app, ["doctor", str(config), "--workers", "2"])
     assert (result.exit_code, capfd.readouterr().out.rstrip()[-11:]) == (0, "all is well")

@@ -3,6 +3,8 @@
 import pytest
 from elastic_world import BUDGET_SECONDS, world
 
+pytestmark = pytest.mark.processes
+
 VICTIMS = {  # worker 0 is the one that holds the group's store
     "before send": (2, [("before send", 4)]),
     "mid-mean": (0, [("mid-mean", 4)]),

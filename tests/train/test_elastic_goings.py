@@ -2,7 +2,10 @@
 
 import signal
 
+import pytest
 from elastic_world import world
+
+pytestmark = pytest.mark.processes
 
 GRACE_SECONDS = 40.0  # how long the others would wait for a worker that is late
 

@@ -12,6 +12,8 @@ import yaml
 from test_elastic_runs import ROOT, RUN, launch, stop_and_resume, syncs, wait_for
 from tests.launched import workers_of
 
+pytestmark = pytest.mark.processes
+
 STEPS = 600
 NAMES = ("worker-0", "worker-0-rank-1", "worker-1", "worker-1-rank-1")
 

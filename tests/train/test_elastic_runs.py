@@ -12,6 +12,8 @@ import pytest
 import yaml
 from tests.launched import workers_of
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 RUN = {
     "model": {

@@ -72,6 +72,7 @@ print(model({"tokens": torch.arange(40).view(4, 10) % 16}).item().hex())
 """
 
 
+@pytest.mark.processes
 def test_a_model_of_ones_own_loads_in_a_fresh_process_with_the_same_outputs(stopped, tmp_path):
     export(stopped, tmp_path / "toy")
     model = Toy().eval()
@@ -126,6 +127,7 @@ def language_model(folder: Path, model: str) -> RunConfig:
     return toy_config(folder.parent, *overrides)
 
 
+@pytest.mark.processes
 def test_language_models_load_with_transformers_alone_give_the_same_logits_and_generate_text(tmp_path):
     from transformers import GPT2Config
 
@@ -183,6 +185,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.processes
 def test_models_of_images_and_sound_load_in_a_fresh_process_with_the_same_outputs(tmp_path):
     """Weights are the anchors'; running statistics, moving averages and the like come from the same checkpoint."""
     expected, folders = {}, {}

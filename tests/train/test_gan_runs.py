@@ -17,6 +17,8 @@ from isthmus.parallel.state import load_local_model
 from isthmus.train.checkpoint import Checkpoints
 from isthmus.transport.peers import ring_bytes
 
+pytestmark = pytest.mark.processes
+
 RECIPES = ("diloco", "streaming", "dct_momentum", "ddp")
 SPEC = BigGAN(num_classes=4, width=8, chunk_size=4, class_size=6, average_decay=0.9)
 ADAM = "{type: adamw, lr: 2.0e-3, betas: [0.0, 0.99], weight_decay: 0.0}"

@@ -11,6 +11,8 @@ from train_processes import MESHES, NOT_ELEMENTWISE, events, losses, run, said, 
 from isthmus.core import UserError
 from isthmus.recipes import load_config
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 NAMES = ("worker-0", "worker-0-rank-1", "worker-1", "worker-1-rank-1")
 

@@ -13,6 +13,8 @@ from isthmus.tools.export import export
 from isthmus.train.assemble import build_model_spec, open_data
 from isthmus.train.evaluate import evaluate
 
+pytestmark = pytest.mark.processes
+
 STEP = 21  # from where the runs go on
 KEPT = "train.keep_checkpoints=99"
 # one worker of four ranks; after step 21 a sync is in flight and residuals lie about, elementwise as all else

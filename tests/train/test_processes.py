@@ -11,6 +11,8 @@ from train_processes import events, final_weights, run, said, summary
 from isthmus.recipes import RECIPES
 from isthmus.transport.peers import ring_bytes
 
+pytestmark = pytest.mark.processes
+
 PRIVATE = {"eager"}  # anchors differ between workers
 
 

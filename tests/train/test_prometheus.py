@@ -108,6 +108,7 @@ def counted(lines: list[dict], kind: str, value: str) -> float:
     return sum(event[value] for event in lines if event["event"] == kind)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("worker", [0, 1])
 def test_the_figures_are_those_of_the_metrics_file(watched, worker):
     said, before, after = watched.said[worker], watched.before[worker], watched.after[worker]
@@ -126,6 +127,7 @@ def test_the_figures_are_those_of_the_metrics_file(watched, worker):
     assert ("loss" in said) == (worker == 0)  # only worker 0 evaluates
 
 
+@pytest.mark.processes
 def test_every_figure_is_told_with_its_labels_and_what_it_means(watched):
     families = {family.name: family for family in text_string_to_metric_families(watched.text[1])}
     assert {name.removeprefix("isthmus_") for name in families} == {*GAUGES, *COUNTERS, "evaluation"}
@@ -135,6 +137,7 @@ def test_every_figure_is_told_with_its_labels_and_what_it_means(watched):
             assert (sample.labels["run"], sample.labels["worker"]) == ("bridge", "1")
 
 
+@pytest.mark.processes
 def test_health_in_a_few_words(watched):
     for health in watched.health:
         assert health["alive"] is True
@@ -144,6 +147,7 @@ def test_health_in_a_few_words(watched):
         assert 0 <= health["seconds_since_last_event"] < 60
 
 
+@pytest.mark.processes
 def test_the_dashboard_asks_for_figures_that_exist(watched):
     panels = json.loads(DASHBOARD.read_text())["panels"]
     exported = set(re.findall(r"^(isthmus_\w+)[{ ]", watched.text[0], re.MULTILINE))

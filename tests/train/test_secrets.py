@@ -5,8 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 from tests.launched import RUN
+
+pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
 SECRETS = {"HF_TOKEN": "hf_" + "mYvErYsEcReT" * 3, "WANDB_API_KEY": "5ec2e7" * 7}

@@ -11,6 +11,8 @@ from isthmus.train.process import find_process
 from isthmus.train.trackers import Trackers
 from isthmus.train.trainer import Trainer
 
+pytestmark = pytest.mark.processes
+
 SIZES = (
     "hidden_size: 16, num_layers: 2, num_heads: 2, conv_size: 8, "
     "position_kernel: 4, position_groups: 4, num_samples: 8000"

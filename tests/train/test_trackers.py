@@ -153,6 +153,7 @@ def logged_by_wandb(path: Path) -> list[dict[str, float]]:
     return rows
 
 
+@pytest.mark.processes
 def test_wandb_keeps_an_offline_run(tmp_path, monkeypatch, logged):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.delenv("WANDB_MODE", raising=False)

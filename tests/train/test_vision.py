@@ -12,6 +12,8 @@ from train_toy import assert_resumes_alike, toy_config
 from isthmus.train.checkpoint import Checkpoints
 from isthmus.train.worker import train
 
+pytestmark = pytest.mark.processes
+
 RECIPES = ("diloco", "streaming", "dct_momentum", "sparseloco", "ddp")
 STEPS = 48
 OPTIONS = [

@@ -6,6 +6,8 @@ from transport_contract import CHECKS, run_checks
 from isthmus.transport import TRANSPORTS
 from isthmus.transport.local import LocalWorld, run_workers
 
+pytestmark = pytest.mark.processes
+
 # elastic worlds join real engines: what they move is tested with those, in test_torchft and test_hivemind
 STATIC = [name for name in TRANSPORTS.names() if not TRANSPORTS.get(name).limits.elastic]
 

@@ -149,6 +149,7 @@ def test_a_donor_dies_and_the_others_send_only_what_is_missing(failing, open_rel
     assert len(counted.passed) < sent + manifest_end(SNAPSHOT) + NUM_CHUNKS * 100 + REPLY_OVERHEAD
 
 
+@pytest.mark.processes
 def test_a_donor_process_is_killed(open_relay, open_donor):
     code = "from heal_world import *; donor = serve(lambda seconds: make_snapshot()); print(donor.address); input()"
     process = subprocess.Popen(

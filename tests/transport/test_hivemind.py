@@ -30,6 +30,8 @@ from isthmus.transport.hivemind.membership import HivemindMembership
 from isthmus.transport.hivemind.node_settings import NodeSettings
 from isthmus.transport.peers import vote
 
+pytestmark = pytest.mark.processes
+
 BUDGET = 10.0
 
 

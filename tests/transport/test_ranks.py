@@ -9,6 +9,8 @@ from transport_zygote import Zygote
 from isthmus.core import UserError
 from isthmus.transport.rank_layout import RankLayout
 
+pytestmark = pytest.mark.processes
+
 BUDGET = 6.0  # seconds for a sync, where somebody is lost
 HOST = socket.gethostname()
 

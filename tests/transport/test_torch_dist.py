@@ -12,6 +12,8 @@ import torch
 from isthmus.core import UserError
 from isthmus.transport.torch_dist import TorchDist
 
+pytestmark = pytest.mark.processes
+
 BUDGET = 6.0
 LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

@@ -21,6 +21,8 @@ from isthmus.transport.address import free_port, join_address, own_address, spli
 from isthmus.transport.torchft.lighthouse import lighthouse
 from isthmus.transport.torchft.membership import TorchFTMembership
 
+pytestmark = pytest.mark.processes
+
 BUDGET = 6.0
 
 
