@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from isthmus.core.types import UserError
 
@@ -59,6 +61,15 @@ class ErrorBudget:
                 len(self),
                 self._limit,
             )
+
+
+@contextmanager
+def named_files() -> Iterator[None]:
+    """Say in one line which file cannot be read, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"data: cannot read {error.filename!r}: {error.strerror}") from error
 
 
 def is_passing(error: BaseException) -> bool:

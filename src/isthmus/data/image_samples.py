@@ -65,14 +65,14 @@ class Crop:
 
 
 class ImageSamples:
-    """Labelled images by number: {"image": [batch, channels, size, size] float32 from -1 to 1, "label": [batch] int64}.
+    """Labelled images by number; in the place of one that cannot be read stands the next one that can.
 
     Args:
-        names: of the images.
+        names: the names of the images, which `load` opens.
         labels: [num_images] int64.
-        load: opens an image by its name.
-        crop: brings it to its shape.
-        budget: where images go that cannot be read; each is replaced by the next one that can.
+        load: returns the image of a name.
+        crop: brings an image to its shape.
+        budget: counts those that cannot be read.
         each: a `map`, or that of a pool of threads.
     """
 
@@ -114,14 +114,7 @@ class ImageSamples:
 
 
 class ImageRows:
-    """Rows of an image and its label; see `streamed_rows.RowReader`.
-
-    Args:
-        image_column: holds the files of images.
-        label_column: holds the numbers of their classes.
-        crop: brings images to their shape.
-        num_classes: that the model knows; None: any.
-    """
+    """Rows of an image's file and its label, below `num_classes` where that is known; a `streamed_rows.RowReader`."""
 
     tokens_per_sample = 1
 

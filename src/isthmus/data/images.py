@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isthmus.core.types import UserError
-from isthmus.data.base import Positions, check_options
-from isthmus.data.errors import ErrorBudget
+from isthmus.data.base import Positions
+from isthmus.data.errors import ErrorBudget, named_files
 from isthmus.data.image_samples import Crop, ImageRows, ImageSamples, open_image
 from isthmus.data.sample_order import NumberedDataSet
 from isthmus.data.shards import Shards
-from isthmus.data.source import Source, cannot_stream, check_tables, find_sources, has_rows, require
+from isthmus.data.source import SourceOptions, cannot_stream, check_tables, find_sources, has_rows, require
 from isthmus.data.streamed_rows import StreamedRows
 from isthmus.data.streaming import open_splits
 from isthmus.data.tables import check_column, load_files, load_splits
@@ -36,7 +36,7 @@ _NUM_THREADS = 8  # that read and decode files: some wait for the disk while oth
 
 
 @dataclass(frozen=True)
-class Images:
+class Images(SourceOptions):
     """Labelled images as {"image": [batch, channels, size, size] float32 from -1 to 1, "label": [batch] int64}.
 
     A folder has a sub-folder of images for every class; classes are numbered in the order of their names. Where it has
@@ -50,21 +50,17 @@ class Images:
     fewer shards than workers.
     """
 
-    source: str = "digits"  # a folder, files ("data/*.parquet"), their address, a name on the Hub, or "digits": 1,797
-    # grey images of 8 x 8 pixels that come with scikit-learn
-    validation_fraction: float = 0.1  # where the data keep nothing for validation themselves
+    source: str = "digits"  # or any (see `SourceOptions`); "digits": scikit-learn's 1,797 grey images of 8 x 8 pixels
+    validation_fraction: float = 0.1
     smallest_crop: float = 0.75  # over the image's shorter side
     flip: bool | None = None  # mirror images; None: all but digits
-    max_bad_samples: int = 10  # images that cannot be read and are passed over; one more ends the run
-    streaming: bool = False  # tables and data sets by name
     image_column: str = "image"  # of tables
     label_column: str = "label"  # of tables
-    config: str | None = None  # of a data set on the Hub
-    split: str = "train"  # of tables, also a part of one: "train[:1%]"
-    validation_split: str | None = None  # of tables
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
+        if not 0 < self.smallest_crop <= 1:
+            raise UserError(f"data: smallest_crop is {self.smallest_crop}; choose one above 0 and at most 1")
 
     def check_source(self) -> None:
         """Refuse images that are not there, and libraries that are not installed, without reading an image."""
@@ -73,15 +69,11 @@ class Images:
             require("sklearn", "vision", "the digits come with scikit-learn")
         if self.streaming and not self._has_rows:
             raise cannot_stream(self.source)
-        if self.source == "digits":
-            return
-        try:
+        with named_files():
             if self._has_rows:
                 check_tables(self)
-            else:
+            elif self.source != "digits":
                 self._check_folder(Path(self.source).expanduser())
-        except OSError as error:
-            raise UserError(f"data: cannot read {error.filename!r}: {error.strerror}") from error
 
     def open(
         self, image_size: int, num_channels: int, num_classes: int | None = None
@@ -97,13 +89,12 @@ class Images:
         flip = self.source != "digits" if self.flip is None else self.flip
         crop, budget = Crop(image_size, num_channels, self.smallest_crop, flip), ErrorBudget(self.max_bad_samples)
         each: Any = map if self.source == "digits" else ThreadPoolExecutor(_NUM_THREADS, "images").map
+        if self._has_rows and self.streaming:
+            return self._open_streamed(crop, num_classes, budget, each)
         if self._has_rows:
-            opened = self._open_streamed if self.streaming else self._open_rows
-            return opened(*find_sources(self), crop, num_classes, budget, each)
-        try:
+            return self._open_rows(crop, budget, each)
+        with named_files():
             load, parts = self._digits() if self.source == "digits" else self._folder()
-        except OSError as error:
-            raise UserError(f"data: cannot read {error.filename!r}: {error.strerror}") from error
         train, validation = (ImageSamples(*part, load, crop, budget, each) for part in parts)
         classes = 1 + max(int(labels.max(initial=0)) for _, labels in parts)
         return NumberedDataSet(train, validation, {"num_classes": classes})
@@ -153,10 +144,8 @@ class Images:
         chosen = np.array([name in kept for name in names])
         return (list(compress(names, ~chosen)), labels[~chosen]), (list(compress(names, chosen)), labels[chosen])
 
-    def _open_rows(
-        self, source: Source, held_out: Source | None, crop: Crop, _: int | None, budget: ErrorBudget, each: Any
-    ) -> NumberedDataSet:
-        splits = load_splits(source, held_out, self.validation_fraction, budget)
+    def _open_rows(self, crop: Crop, budget: ErrorBudget, each: Any) -> NumberedDataSet:
+        splits = load_splits(*find_sources(self), self.validation_fraction, budget)
         labels = [self._labels(dataset, rows) for dataset, rows in splits]
         train, validation = (
             ImageSamples(
@@ -167,22 +156,15 @@ class Images:
         classes = getattr(splits[0][0].features[self.label_column], "num_classes", 0)
         return NumberedDataSet(train, validation, {"num_classes": max(classes, 1 + max(own.max() for own in labels))})
 
-    def _open_streamed(
-        self,
-        source: Source,
-        held_out: Source | None,
-        crop: Crop,
-        num_classes: int | None,
-        budget: ErrorBudget,
-        each: Any,
-    ) -> StreamedRows:
+    def _open_streamed(self, crop: Crop, num_classes: int | None, budget: ErrorBudget, each: Any) -> StreamedRows:
         columns = {"image_column": self.image_column, "label_column": self.label_column}
         reader = ImageRows(self.image_column, self.label_column, crop, num_classes)
 
-        def load_shards(source: Source) -> Shards:
-            return Shards(load_files(source, columns, "Image", budget), reader.hold, source.name, budget)
-
-        splits = open_splits(source, held_out, self.validation_fraction, load_shards)
+        splits = open_splits(
+            *find_sources(self),
+            self.validation_fraction,
+            lambda each: Shards(load_files(each, columns, "Image", budget), reader.hold, each.name, budget),
+        )
         labels = splits.train.features[self.label_column]
         if not getattr(labels, "dtype", "").startswith(("int", "uint")):
             raise self._no_labels()

@@ -65,7 +65,7 @@ class LeasedBatches:
         return self
 
     def __next__(self) -> Batch:
-        """The next batch; raises `LeasesExhausted`, and takes nothing, where less than a batch is left."""
+        """Return the next batch; raise `LeasesExhausted`, and take nothing, where less than a batch is left."""
         if not self.batches_left:
             raise LeasesExhausted(f"{self.worker} has read all that is leased to it: sync before the next step")
         first = self.uncommitted
@@ -75,12 +75,12 @@ class LeasedBatches:
 
     @property
     def batches_left(self) -> int:
-        """Whole batches that can be read before the next commit."""
+        """The whole batches that can be read before the next commit."""
         return (length(self._leases.leases) - self.uncommitted) // self.batch_size
 
     @property
     def uncommitted(self) -> int:
-        """Samples read that are not committed, as far as the last `rebase` knew."""
+        """The samples read that are not committed, as far as the last `rebase` knew."""
         return self._read - self._leases.samples
 
     def propose(self, batches_ahead: int) -> dict[str, int]:

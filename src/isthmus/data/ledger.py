@@ -112,14 +112,14 @@ class Ledger:
         return ""
 
     def gain(self, worker: str, proposal: object) -> int:
-        """Samples that committing a proposal adds; raises ValueError where `check` has a reason not to."""
+        """Return how many samples a commit of a proposal adds; raise ValueError where `check` has a reason not to."""
         reason, read = self.check(worker, proposal), Proposal.read(proposal)
         if reason or read is None:
             raise ValueError(f"ledger: {reason}")
         return read.samples - self.workers.get(worker, WorkerLeases()).samples
 
     def commit(self, proposals: Mapping[str, object], contributors: Collection[str]) -> Ledger:
-        """The ledger after one more commit.
+        """Return the ledger after one more commit.
 
         Contributors' leases advance to their proposals; workers long absent give theirs back; then all present ones
         get what they ask for: first what was given back, then fresh shards.
@@ -192,7 +192,7 @@ class Ledger:
         return hashlib.sha256(json.dumps(self.state_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
     def _wanted(self, worker: str, proposal: object, own: WorkerLeases) -> int:
-        """SampleOrder a worker shall have ahead of its committed ones."""
+        """The samples that a worker shall have ahead of its committed ones."""
         read = Proposal.read(proposal)
         if read is None:
             return 0
@@ -211,7 +211,7 @@ class _Free:
         self.shard_size, self.returned, self.frontier = shard_size, sorted(returned), frontier
 
     def take(self, samples: int) -> list[Interval]:
-        """At least so many samples, up to the end of a shard."""
+        """Return leases of at least so many samples, up to the end of a shard."""
         taken = []
         while samples > 0:
             fresh = not self.returned
@@ -229,12 +229,12 @@ class _Free:
 
 
 def length(intervals: Iterable[Interval]) -> int:
-    """Samples in all intervals."""
+    """Return how many samples there are in all intervals."""
     return sum(end - start for start, end in intervals)
 
 
 def join(intervals: Iterable[Interval]) -> Intervals:
-    """The same samples in the same order, neighbours as one interval."""
+    """Return the same samples in the same order, neighbours as one interval."""
     joined: list[Interval] = []
     for start, end in intervals:
         if joined and joined[-1][1] == start:
@@ -244,7 +244,7 @@ def join(intervals: Iterable[Interval]) -> Intervals:
 
 
 def cut(intervals: Iterable[Interval], first: int, last: int | None = None) -> Intervals:
-    """The samples from the `first`-th to before the `last`-th (None: to the end), counted along the intervals."""
+    """Return the samples from the `first`-th to before the `last`-th (None: the end), counted along the intervals."""
     parts: list[Interval] = []
     before = 0
     for start, end in intervals:

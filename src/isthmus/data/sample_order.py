@@ -54,13 +54,7 @@ class ShuffledOrder:
 
 
 class NumberedDataSet:
-    """Numbered samples to train on and to evaluate with.
-
-    Args:
-        train: the samples to train on.
-        validation: the samples to evaluate with, read without anything random.
-        sizes: what a model must have at least, by the names of its options.
-    """
+    """Numbered samples to train on, and to evaluate with, which are read without anything random."""
 
     def __init__(self, train: NumberedSamples, validation: NumberedSamples, sizes: dict[str, int]) -> None:
         for name, samples in (("training", train), ("validation", validation)):
@@ -80,14 +74,7 @@ class NumberedDataSet:
 
 
 class OrderedBatches:
-    """The batches of worker w of W, who are always the same: every W-th of the order, so all samples are read once.
-
-    Args:
-        order: of the samples, the same for all workers.
-        batch_size: samples a batch.
-        worker: number of this worker, from 0.
-        num_workers: that share the order.
-    """
+    """The batches of worker w of W, who are always the same: every W-th of the order, so all samples are read once."""
 
     def __init__(self, order: SampleOrder, batch_size: int, worker: int = 0, num_workers: int = 1) -> None:
         check_batch_size(batch_size, order.num_samples)

@@ -19,13 +19,13 @@ Read = Callable[[dict[str, Any], str], Any]  # (columns of a row, the row's name
 
 # {"epoch", "shard", "part", "parts", "position", "taken"}: every parts-th row of a shard, not yet read to its end; what
 # is left begins at the position, but for the rows with the numbers `taken`
-ShardPart = dict[str, Any]
+ShardPiece = dict[str, Any]
 
 
-def assign_shards(num_shards: int, seed: int, epoch: int, worker: int, num_workers: int) -> list[ShardPart]:
-    """Return one worker's parts of an epoch, in the order in which it reads them; disjoint, and together everything.
+def assign_shards(num_shards: int, seed: int, epoch: int, worker: int, num_workers: int) -> list[ShardPiece]:
+    """Return one worker's pieces of an epoch, in the order in which it reads them; disjoint, and together everything.
 
-    A part is a whole shard where every worker can have one; else every k-th row of a shard, which then k workers read.
+    A piece is a whole shard where every worker can have one; else every k-th row of a shard, which then k workers read.
     """
     parts = -(-num_workers // num_shards)
     size = num_shards * parts
@@ -42,11 +42,8 @@ def reassign_shards(states: list[dict[str, Any]], num_workers: int) -> list[dict
     What is unread of the epochs that were begun is shared out. Who then has nothing begins the next epoch.
 
     Args:
-        states: of the batches of all workers, in the workers' order, saved after the same step.
-        num_workers: from now on.
-
-    Returns:
-        One state for each worker.
+        states: the saved positions of all workers, in their order, after the same step.
+        num_workers: how many workers go on; each gets one of the states that are returned.
     """
     first, latest = states[0], max(state["epoch"] for state in states)
     num_shards, seed = first["num_shards"], first["seed"]

@@ -11,7 +11,7 @@ _ROUNDS = 8
 
 
 def permute(positions: npt.NDArray[np.int64], size: int, key: str) -> npt.NDArray[np.int64]:
-    """What stands at `positions` of a permutation of `range(size)` that `key` chooses.
+    """Return what stands at `positions` of the permutation of `range(size)` that `key` chooses.
 
     A Feistel network over the smallest 4**k >= size, applied again to what falls outside (cycle walking: Black and
     Rogaway, "Ciphers with arbitrary finite domains", 2002). A part costs time and memory for itself alone, however
@@ -37,7 +37,7 @@ def permute(positions: npt.NDArray[np.int64], size: int, key: str) -> npt.NDArra
 
 
 def derive(size: int, key: str) -> int:
-    """A number in `range(size)` that `key` chooses."""
+    """Return the number in `range(size)` that `key` chooses."""
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") % size
 
 

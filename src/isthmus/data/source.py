@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from glob import glob
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from isthmus.core.types import UserError
 from isthmus.data.errors import TO_UTF_8
@@ -84,33 +84,23 @@ _WELL_KNOWN = {  # name: where it is, and its validation split
 }
 
 
-class SourceOptions(Protocol):
-    """The options that say where data are, of all modalities alike."""
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """The options that say where data are and how they are read, of all modalities alike."""
 
-    @property
-    def source(self) -> str:
-        """A folder, files, an address, a name on the Hub, or what is built in."""
-        ...
+    source: str = ""  # a folder, files ("data/*.parquet"), their address, a name on the Hub, or what is built in
+    validation_fraction: float = 0.05  # where the data keep nothing for validation themselves
+    streaming: bool = False
+    max_bad_samples: int = 10  # samples that cannot be read and are passed over; one more ends the run
+    config: str | None = None  # of a data set on the Hub
+    split: str = "train"  # of tables, also a part of one: "train[:1%]"
+    validation_split: str | None = None  # of tables
 
-    @property
-    def streaming(self) -> bool:
-        """Whether it is read as it comes."""
-        ...
-
-    @property
-    def config(self) -> str | None:
-        """The configuration of the data set."""
-        ...
-
-    @property
-    def split(self) -> str:
-        """The split to train on."""
-        ...
-
-    @property
-    def validation_split(self) -> str | None:
-        """The split to evaluate with."""
-        ...
+    def __post_init__(self) -> None:
+        if not 0 < self.validation_fraction < 1:
+            raise UserError(f"data: validation_fraction is {self.validation_fraction}; choose one between 0 and 1")
+        if self.max_bad_samples < 0:
+            raise UserError(f"data: max_bad_samples is {self.max_bad_samples}; choose at least 0")
 
 
 def find_sources(options: SourceOptions, texts: tuple[str, ...] = ()) -> tuple[Source, Source | None]:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.core.types import UserError
-from isthmus.data.base import check_options
-from isthmus.data.errors import ErrorBudget
+from isthmus.data.errors import ErrorBudget, named_files
 from isthmus.data.sample_order import NumberedDataSet
 from isthmus.data.shards import Shards
-from isthmus.data.source import Source, cannot_stream, check_tables, find_sources, has_rows, list_files, require
+from isthmus.data.source import SourceOptions, cannot_stream, check_tables, find_sources, has_rows, list_files, require
 from isthmus.data.speech_files import (
     SUFFIXES,
     SpeechFile,
@@ -41,7 +40,7 @@ _NUM_THREADS = 8  # that decode
 
 
 @dataclass(frozen=True)
-class Speech:
+class Speech(SourceOptions):
     """Recordings, all cut or padded to the model's `num_samples`, with zero mean and unit variance.
 
     A folder holds FLAC and WAV files at any depth, texts beside them. Tables (Parquet, Arrow, tar files) and data sets
@@ -52,21 +51,14 @@ class Speech:
     fewer shards than workers. Texts are padded to the longest of their batch.
     """
 
-    source: str = "made"  # a folder, files ("data/*.parquet"), their address, a name on the Hub; or "made": digits
-    # spoken by espeak-ng where that is installed, else by formants; or "espeak", "formants": the same everywhere
+    source: str = (
+        "made"  # or any (see `SourceOptions`); "made": digits spoken by espeak-ng where that is installed, else
+    )
+    # by formants; "espeak", "formants": the same everywhere
     transcripts: bool = True  # read what was said, and leave out recordings that are longer than a sample; without, of
     # a longer one a random part is heard every time
-    validation_fraction: float = 0.05  # where the data keep nothing for validation themselves
-    max_bad_samples: int = 10  # recordings that cannot be used: passed over; one more ends the run
-    streaming: bool = False  # tables and data sets by name
     audio_column: str = "audio"  # of tables
     text_column: str = "text"  # of tables
-    config: str | None = None  # of a data set on the Hub
-    split: str = "train"  # of tables, also a part of one: "train[:1%]"
-    validation_split: str | None = None  # of tables
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def check_source(self) -> None:
         """Refuse recordings that are not there, and libraries that are not installed, without reading a recording."""
@@ -76,7 +68,7 @@ class Speech:
             check_maker(self.source)
             return
         require("soundfile", "speech", "recordings are read by soundfile")
-        try:
+        with named_files():
             if self._has_rows:
                 check_tables(self)
                 return
@@ -85,18 +77,16 @@ class Speech:
                 raise UserError(f"data: {self.source!r} is no folder; give one with recordings, or made")
             if not any(path.suffix.lower() in SUFFIXES for path in list_files(root)):
                 raise UserError(f"data: there are no FLAC or WAV files in {str(root)!r}; give a folder of recordings")
-        except OSError as error:
-            raise UserError(f"data: cannot read {error.filename!r}: {error.strerror}") from error
 
     def open(self, sample_rate: int, num_samples: int) -> NumberedDataSet | StreamedRows:
         """Find the recordings and, where they are not streamed, look into each one's header."""
         self.check_source()
         budget = ErrorBudget(self.max_bad_samples)
         if self._has_rows and self.streaming:
-            return self._open_streamed(*find_sources(self), sample_rate, num_samples, budget)
-        splits: list[Any]
+            return self._open_streamed(sample_rate, num_samples, budget)
+        splits: list[NumberedSpeech]
         if self._has_rows:
-            splits = self._rows(*find_sources(self), sample_rate, num_samples, budget)
+            splits = self._rows(sample_rate, num_samples, budget)
         elif self.source in _MADE:
             splits = self._digits(sample_rate, num_samples)
         else:
@@ -116,10 +106,8 @@ class Speech:
 
     def _folder(self, sample_rate: int, num_samples: int, budget: ErrorBudget) -> list[NumberedSpeech]:
         root = Path(self.source).expanduser()
-        try:
+        with named_files():
             found = find_speech(root, sample_rate, budget, self.transcripts)
-        except OSError as error:
-            raise UserError(f"data: cannot read {error.filename!r}: {error.strerror}") from error
         usable = without_longer(found, num_samples) if self.transcripts else found
         return [SpeechFiles(split, num_samples, budget) for split in self._split(usable, own_parts(root))]
 
@@ -130,27 +118,24 @@ class Speech:
         kept = held_out_names({each.speaker for each in found}, self.validation_fraction) if found else set()
         return [[each for each in found if (each.speaker in kept) == side] for side in (False, True)]
 
-    def _rows(
-        self, source: Source, held_out: Source | None, sample_rate: int, num_samples: int, budget: ErrorBudget
-    ) -> list[NumberedSpeech]:
+    def _rows(self, sample_rate: int, num_samples: int, budget: ErrorBudget) -> list[NumberedSpeech]:
         splits = list[NumberedSpeech]()
-        for dataset, rows in load_splits(source, held_out, self.validation_fraction, budget):
+        for dataset, rows in load_splits(*find_sources(self), self.validation_fraction, budget):
             sounds = self._sounds(dataset)
             found = self._recordings(dataset, sounds, rows, sample_rate, budget)
             usable = without_longer(found, num_samples) if self.transcripts else found
             splits.append(SpeechFiles(usable, num_samples, budget, self._loader(sounds)))
         return splits
 
-    def _open_streamed(
-        self, source: Source, held_out: Source | None, sample_rate: int, num_samples: int, budget: ErrorBudget
-    ) -> StreamedRows:
+    def _open_streamed(self, sample_rate: int, num_samples: int, budget: ErrorBudget) -> StreamedRows:
         columns = {"audio_column": self.audio_column} | ({"text_column": self.text_column} if self.transcripts else {})
         reader = SpeechRows(self.audio_column, columns.get("text_column"), sample_rate, num_samples)
 
-        def load_shards(source: Source) -> Shards:
-            return Shards(load_files(source, columns, "Audio", budget), reader.hold, source.name, budget)
-
-        splits = open_splits(source, held_out, self.validation_fraction, load_shards)
+        splits = open_splits(
+            *find_sources(self),
+            self.validation_fraction,
+            lambda each: Shards(load_files(each, columns, "Audio", budget), reader.hold, each.name, budget),
+        )
         sizes = {"vocab_size": len(VOCABULARY)} if self.transcripts else {}
         return StreamedRows(splits, reader, sizes, budget, ThreadPoolExecutor(_NUM_THREADS, "speech").map)
 
@@ -172,17 +157,17 @@ class Speech:
         texts = self._texts(dataset) if self.transcripts else None
         recordings = []
         for row in rows.tolist():
-            place, problem = f"row {row} of {dataset.split}", headers["problem"][row]
+            name, problem = f"row {row} of {dataset.split}", headers["problem"][row]
             text = "" if texts is None else as_transcript(texts[row])
             if problem or (texts is not None and not text):
-                budget.add(place, OSError(problem or "it has no transcript"))
+                budget.add(name, OSError(problem or "it has no transcript"))
                 continue
-            check_rate(place, headers["rate"][row], sample_rate)
-            recordings.append(SpeechFile(place, place, place, headers["num_samples"][row], text))
+            check_rate(name, headers["rate"][row], sample_rate)
+            recordings.append(SpeechFile(name, name, name, headers["num_samples"][row], text))
         return recordings
 
     def _loader(self, sounds: Any) -> Any:
-        return lambda place: sound_in(sounds[int(place.split()[1])][self.audio_column])
+        return lambda name: sound_in(sounds[int(name.split()[1])][self.audio_column])
 
     def _texts(self, dataset: Any) -> list[Any]:
         check_column(self.source, "text_column", self.text_column, dataset.column_names)

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 class SpeechFile:
     """A recording: where it is, and what is known of it."""
 
-    place: str  # a file, or the row of a table
+    location: str  # a file, or the row of a table
     name: str  # of a file relative to the folder
     speaker: str  # where LibriSpeech's layout tells; else the name again
     num_samples: int
@@ -41,7 +41,7 @@ class SpeechFiles:
         recordings: to train on, or to evaluate with.
         num_samples: that are heard at most.
         budget: where those go that turn out to be damaged.
-        load: finds what is in a place.
+        load: opens what is at a location.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class SpeechFiles:
         for number in range(index, index + len(self)):
             recording = self._recordings[number % len(self)]
             try:
-                file = self._load(recording.place)
+                file = self._load(recording.location)
                 return read_part(file, recording.num_samples, self._num_samples, seed), recording.text
             except OSError as error:
-                self._budget.add(recording.place, error)
+                self._budget.add(recording.location, error)
         raise UserError("data: all recordings are damaged; give others")
 
 
@@ -173,11 +173,11 @@ def as_transcript(said: object) -> str:
     return " ".join(said.upper().split()) if isinstance(said, str) else ""
 
 
-def check_rate(place: str, rate: int, wanted: int) -> None:
+def check_rate(name: str, rate: int, wanted: int) -> None:
     """Refuse a recording with another number of samples a second than the model's."""
     if rate != wanted:
         raise UserError(
-            f"data: {place!r} has {rate} samples a second, the model {wanted}: "
+            f"data: {name!r} has {rate} samples a second, the model {wanted}: "
             f"resample the recordings, or set model.sample_rate to {rate}"
         )
 

@@ -6,15 +6,15 @@ import logging
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 
 from isthmus.data.base import Positions
 from isthmus.data.sample_order import NumberedDataSet
-from isthmus.data.speech_files import as_transcript, check_rate, read_header, read_part
-from isthmus.data.spoken_digits import Sound
+from isthmus.data.speech_files import SpeechFiles, as_transcript, check_rate, read_header, read_part
+from isthmus.data.spoken_digits import Sound, SpokenDigits
 from isthmus.data.streamed_rows import file_in
 from isthmus.inner.step import Batch
 
@@ -24,26 +24,8 @@ _log = logging.getLogger(__name__)
 VOCABULARY = ("<pad>", "<s>", "</s>", "<unk>", "|", *"ETAONIHSRDLUMWCFGYPBVK'XJQZ")
 _NUMBERS = {letter: number for number, letter in enumerate(VOCABULARY)} | {" ": VOCABULARY.index("|")}
 _UNKNOWN, _NO_LETTER = VOCABULARY.index("<unk>"), -100
+NumberedSpeech = SpeechFiles | SpokenDigits
 Held = tuple[bytes, int, str]  # a file, how many samples it has, what is said
-
-
-class NumberedSpeech(Protocol):
-    """Recordings by number."""
-
-    @property
-    def fingerprint(self) -> str:
-        """A text that differs where a number stands for another recording."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def longest_text(self) -> int:
-        """Return how many letters the longest text has."""
-        ...
-
-    def hear(self, index: int, seed: int | None) -> tuple[Sound, str]:
-        """Return what is heard ([at most num_samples] float32) and what is said; the seed decides what is random."""
-        ...
 
 
 def speech_data_set(
@@ -56,14 +38,7 @@ def speech_data_set(
 
 
 class SpeechSamples:
-    """Recordings as samples of one shape.
-
-    Args:
-        recordings: by number.
-        sample_rate: in Hz.
-        num_samples: that every recording is cut or padded to.
-        longest_text: letters that every text is padded to; None leaves texts out.
-    """
+    """Recordings as samples of one shape; without `longest_text` texts are left out."""
 
     def __init__(
         self, recordings: NumberedSpeech, sample_rate: int, num_samples: int, longest_text: int | None = None
@@ -83,14 +58,7 @@ class SpeechSamples:
 
 
 class SpeechRows:
-    """Rows of a recording and, where it is asked for, what is said in it; see `streamed_rows.RowReader`.
-
-    Args:
-        audio_column: holds the files of recordings.
-        text_column: holds what is said; None leaves it out.
-        sample_rate: in Hz.
-        num_samples: that every recording is cut or padded to.
-    """
+    """Rows of a recording's file and, where there is a text column, what is said; a `streamed_rows.RowReader`."""
 
     def __init__(self, audio_column: str, text_column: str | None, sample_rate: int, num_samples: int) -> None:
         self._audio_column, self._text_column = audio_column, text_column

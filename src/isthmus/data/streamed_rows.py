@@ -173,10 +173,6 @@ class RowBatches(StreamedBatches):
 def file_in(cell: dict[str, Any] | None, name: str) -> bytes:
     """Return the bytes of the file that a row holds.
 
-    Args:
-        cell: {"bytes", "path"}, either of them None; or none at all.
-        name: of the row, for messages.
-
     Raises:
         TypeError: it holds none.
         UserError: it only says where one is.

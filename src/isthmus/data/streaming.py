@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Never, Self
 
 from isthmus.core.types import UserError
 from isthmus.data.base import Batches, check_batch_size
-from isthmus.data.shards import Row, ShardPart, ShardRows, Shards, assign_shards
+from isthmus.data.shards import Row, ShardPiece, ShardRows, Shards, assign_shards
 from isthmus.data.source import Source
 from isthmus.data.validation import rows_between_held_out
 from isthmus.inner.step import Batch
@@ -53,14 +53,7 @@ class StreamedSplits:
 def open_splits(
     source: Source, held_out: Source | None, fraction: float, load_shards: Callable[[Source], Shards]
 ) -> StreamedSplits:
-    """Open a split each, or every so many rows of one.
-
-    Args:
-        source: of the training data.
-        held_out: of the validation data, where they have one of their own.
-        fraction: of the rows that is held out, where they have none.
-        load_shards: finds the shards of a source.
-    """
+    """Open the shards of both sources; where there is one for both, every so many of its rows are held out."""
     train = load_shards(source)
     validation = train if held_out is None else load_shards(held_out)
     every = rows_between_held_out(fraction) if held_out is None else 0
@@ -110,15 +103,7 @@ class StreamedDataSet(ABC):
 
 
 class StreamedBatches(ABC):
-    """One worker's batches. It reads its pieces of an epoch one after the other, then begins the next epoch.
-
-    Args:
-        data_set: the data.
-        seed: of all that is random.
-        batch_size: samples a batch.
-        worker: number of this worker, from 0.
-        num_workers: that share the data.
-    """
+    """The batches of one worker, which reads its pieces of an epoch one after the other, then begins the next epoch."""
 
     unit: ClassVar[str]  # what it looks for, for messages
 
@@ -130,7 +115,7 @@ class StreamedBatches(ABC):
         self._worker, self._num_workers = worker, num_workers
         self._epoch, self._idle_epochs = -1, 0
         self._epochs_of_batch = 0  # begun since the last batch was taken
-        self._pieces: list[ShardPart] = []  # the first is being read
+        self._pieces: list[ShardPiece] = []  # the first is being read
         self._rows: ShardRows | None = None  # of the first piece's shard, once it is opened
 
     def __iter__(self) -> Self:

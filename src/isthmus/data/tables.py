@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -22,21 +21,19 @@ _FOLDERS = frozenset({"imagefolder", "audiofolder"})  # builders that read one f
 def load(source: Source, budget: ErrorBudget) -> Any:
     """Return the `datasets.Dataset`, or `IterableDataset` where it streams.
 
-    Args:
-        source: of the data.
-        budget: where files here go that cannot be read and are left out; a streamed one does so when it is its turn.
+    Files here that cannot be read are left out and added to the budget; of a stream they are when their turn comes.
 
     Raises:
         UserError: it is not there, not for everybody, or not readable.
     """
-    datasets = import_datasets()
+    import datasets
     from pyarrow import ArrowInvalid
 
     arguments = source.arguments | {"split": source.split, "streaming": source.streaming}
     try:
         return datasets.load_dataset(**arguments)
     except (datasets.exceptions.DatasetGenerationError, ArrowInvalid) as error:
-        good = _readable_files(datasets, source, budget) if source.is_here else []
+        good = _readable_files(source, budget) if source.is_here else []
         if not good:
             raise UserError(_explain(source, error.__cause__ or error)) from error
         return datasets.load_dataset(**arguments | {"data_files": {source.whole_split: good}})
@@ -49,11 +46,7 @@ def load_splits(
 ) -> list[tuple[Any, RowNumbers]]:
     """Return the `datasets.Dataset` and the numbers of its rows to train on, and the same to evaluate with.
 
-    Args:
-        source: of the training data.
-        held_out: the source of the validation data, where they have a split of their own.
-        fraction: of the rows that is held out, where they have none.
-        budget: where files go that cannot be read.
+    Without a split of their own (`held_out`) a fraction of the rows is held out for the validation data.
     """
     dataset = load(source, budget)
     rows = np.arange(len(dataset))
@@ -69,18 +62,15 @@ def load_splits(
 def load_files(source: Source, columns: Mapping[str, str], kind: str, budget: ErrorBudget) -> Any:
     """Return the `datasets.IterableDataset` of these columns, the first of which holds files, as {"bytes", "path"}.
 
-    Nothing is decoded: the library would end a shard at its first damaged file.
-
-    Args:
-        source: of the data, which are streamed.
-        columns: their names, by the options that say them.
-        kind: of the files: a feature of the library.
-        budget: see `load`.
+    Columns are named by the options that say them, the kind of the files by a feature of the library. Nothing is
+    decoded: the library would end a shard at its first damaged file.
 
     Raises:
         UserError: as in `load`; or files are not in the rows, a column is not there, or holds something else.
     """
-    datasets, dataset = import_datasets(), load(source, budget)
+    import datasets
+
+    dataset = load(source, budget)
     if dataset.features is None or dataset.builder_name in _FOLDERS:
         raise cannot_stream(source.name)
     for option, column in columns.items():
@@ -105,11 +95,11 @@ def map_once(
     Args:
         dataset: a `datasets.Dataset`.
         function: of the values of `columns`.
-        columns: that it is given.
+        columns: the names of the columns that it is given.
         parts: all on which the result depends beside the data.
         features: columns of the result, by name.
-        description: of what is done, for the progress bar.
-        options: for `Dataset.map`.
+        description: what the progress bar says.
+        options: more for `Dataset.map`.
     """
     from datasets import Features, config
     from filelock import FileLock
@@ -129,24 +119,8 @@ def map_once(
         )
 
 
-def import_datasets() -> ModuleType:
-    """Return the library, which takes seconds to import."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise UserError(f"datasets is not installed: pip install 'isthmus[datasets]' ({error})") from error
-    return cast(ModuleType, datasets)
-
-
 def check_column(name: str, option: str, column: str, columns: list[str]) -> None:
-    """Refuse a column that is not there.
-
-    Args:
-        name: of the data.
-        option: that names the column.
-        column: the name.
-        columns: that there are.
-    """
+    """Refuse a column that is not there, which this option names."""
     if column not in columns:
         raise UserError(
             f"data: {name!r} has no column {column!r}, its columns are {', '.join(columns)}: set data.{option}"
@@ -154,21 +128,15 @@ def check_column(name: str, option: str, column: str, columns: list[str]) -> Non
 
 
 def check_kind(name: str, option: str, column: str, feature: Any, kind: str) -> None:
-    """Refuse a column of something else than files of one kind.
-
-    Args:
-        name: of the data.
-        option: that names the column.
-        column: the name.
-        feature: that the column is.
-        kind: that it must be.
-    """
+    """Refuse a column, named by this option, of something else than files of one kind (a feature of the library)."""
     if type(feature).__name__ != kind:
         raise UserError(f"data: column {column!r} of {name!r} does not hold {_KINDS[kind]}: set data.{option}")
 
 
-def _readable_files(datasets: ModuleType, source: Source, budget: ErrorBudget) -> list[str]:
+def _readable_files(source: Source, budget: ErrorBudget) -> list[str]:
     """The files that can be read to their end; none where all can, so that something else is wrong."""
+    import datasets
+
     arguments = source.arguments
     builder = datasets.load_dataset_builder(**arguments)
     files = [str(file) for file in builder.config.data_files[source.whole_split]]

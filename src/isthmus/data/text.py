@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from isthmus.core.types import UserError
-from isthmus.data.base import check_options
-from isthmus.data.errors import TO_UTF_8, ErrorBudget
+from isthmus.data.errors import TO_UTF_8, ErrorBudget, named_files
 from isthmus.data.shards import Shards
 from isthmus.data.source import (
     Source,
+    SourceOptions,
     check_tables,
     check_utf_8,
     find_sources,
@@ -37,7 +37,7 @@ _END_OF_FILE = b"\0"
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(SourceOptions):
     """Text, as bytes or by a tokenizer of transformers, packed end to end without padding.
 
     Files of plain text are read whole, hidden ones excepted, in the order of their paths; a single file is mapped
@@ -51,23 +51,14 @@ class Text:
     `validation` says what is held out.
     """
 
-    source: str = "stdlib"  # a folder, files ("data/*.jsonl"), their address, a name on the Hub, or "stdlib": the
-    # running interpreter's library without its tests
-    validation_fraction: float = 0.05  # where the data keep nothing for validation themselves
-    streaming: bool = False
+    source: str = "stdlib"  # or any (see `SourceOptions`); "stdlib": the interpreter's own library, without tests
+    validation_fraction: float = 0.05
     tokenizer: str = "bytes"  # or a folder, or a name on the Hub
     text_column: str | None = None  # of tables; None: "text". Where it is set plain text is a table, too: a row a line
-    config: str | None = None  # of a data set on the Hub
-    split: str = "train"  # of tables, also a part of one: "train[:1%]"
-    validation_split: str | None = None  # of tables
-    max_bad_samples: int = 10  # rows without text, unreadable files: passed over; one more ends the run
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def check_source(self) -> None:
         """Refuse text that is not there, is empty, or not in UTF-8, without reading it."""
-        try:
+        with named_files():
             files = self._plain_files
             if files is None:
                 check_tables(self)
@@ -77,15 +68,13 @@ class Text:
             check_utf_8(files, whole=self.tokenizer != "bytes" or self.streaming)
             if self.streaming:
                 require("datasets", "datasets", "text is streamed by datasets")
-        except OSError as error:
-            raise UserError(f"data: cannot read {error.filename!r}: {error.strerror}") from error
 
     def open(self, sequence_length: int) -> TokenDataSet | StreamedText:
         """Find the text, to be cut into samples of `sequence_length` tokens."""
         self.check_source()
         tokenizer, budget, files = load_tokenizer(self.tokenizer), ErrorBudget(self.max_bad_samples), self._plain_files
         if files is not None and not self.streaming:
-            return self._open_files(files, tokenizer, sequence_length)
+            return TokenDataSet(*self._split(files, tokenizer), sequence_length, tokenizer.vocab_size)
         source, held_out = find_sources(self, () if files is None else tuple(map(str, files)))
         if self.streaming:
             splits = open_splits(
@@ -117,10 +106,6 @@ class Text:
         else:
             found = [root]
         return sorted(path for path in found if path.is_file() and path.stat().st_size > 0)
-
-    def _open_files(self, files: list[Path], tokenizer: Tokenizer, sequence_length: int) -> TokenDataSet:
-        train, validation = self._split(files, tokenizer)
-        return TokenDataSet(train, validation, sequence_length, tokenizer.vocab_size)
 
     def _split(self, files: list[Path], tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
         if len(files) == 1:

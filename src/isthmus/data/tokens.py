@@ -84,7 +84,7 @@ class WindowOrder:
         return cut_windows(self._tokens, starts, self.tokens_per_sample)
 
     def _hash(self) -> str:
-        """Of the shape and of 64 samples of the first epoch: little is read of data that is mapped, however large."""
+        """A hash of the shape and of 64 samples of the first epoch: little is read, however large the data are."""
         shape = f"{len(self._tokens)} {self.tokens_per_sample} {self._seed}"
         few = self.read(np.linspace(0, self.num_samples - 1, 64).astype(np.int64))["tokens"]
         return hashlib.sha256(shape.encode() + few.numpy().astype("<i8").tobytes()).hexdigest()[:16]
