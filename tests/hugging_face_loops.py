@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,21 @@ class Death(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         if state.global_step == DIES_AT:
+            (Path(args.output_dir) / "dead").touch()
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Patience(TrainerCallback):
+    """Waits before a sync until the worker that was killed is about to be there again, and takes its time then."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        while state.global_step == STEPS - 4 and not self.mark.exists():
+            time.sleep(0.05)
+        if state.global_step >= STEPS - 4:
+            time.sleep(0.5)
 
 
 def make_trainer(folder: str, callbacks: list[Any], lora: bool = False, **more: Any) -> Trainer:
@@ -75,9 +90,9 @@ def make_trainer(folder: str, callbacks: list[Any], lora: bool = False, **more: 
     return Trainer(tiny_model(lora), arguments, train_dataset=Tokens(), eval_dataset=Tokens(), callbacks=callbacks)
 
 
-def make_callback() -> OuterLoopCallback:
+def make_callback(**more: Any) -> OuterLoopCallback:
     """Syncs that are under way when a checkpoint is saved: sent at 4, due at 7, saved at 5."""
-    return OuterLoopCallback("streaming", local_steps=4, num_fragments=1, overlap_steps=3, warm_start_steps=0)
+    return OuterLoopCallback("streaming", local_steps=4, num_fragments=1, overlap_steps=3, warm_start_steps=0, **more)
 
 
 def train(rank: int, folder: str, dies: bool = False, resumes: bool = False, lora: bool = False) -> dict[str, Any]:
@@ -97,6 +112,28 @@ def train(rank: int, folder: str, dies: bool = False, resumes: bool = False, lor
         "sent bytes": [report.sent_bytes for report in callback.reports],
         "saved": {path.parent.name: tensors_in(path) for path in sorted(worker.glob(f"checkpoint-*/{weights}"))},
         "trainable": sum(param.numel() for param in trainer.model.parameters() if param.requires_grad),
+    }
+
+
+def train_elastically(rank: int, folder: str, lighthouse: str) -> dict[str, Any]:
+    """Process 1 is killed and process 2 comes in its place, as the same worker; process 0 goes on meanwhile."""
+    dead, back = Path(folder) / "worker-1" / "dead", Path(folder) / "back"
+    while rank == 2 and not dead.exists():
+        time.sleep(0.05)
+    del os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"]
+    os.environ["RANK"] = str(min(rank, 1))
+    transport = {"type": "torchft", "lighthouse": lighthouse, "min_workers": 1, "sync_budget_seconds": 10}
+    callback = make_callback(transport=transport, num_workers=2)
+    others: list[Any] = [[Patience(back)], [Death()], []][rank]
+    trainer = make_trainer(folder, [callback, *others])
+    if rank == 2:
+        back.touch()
+    trainer.train(resume_from_checkpoint=rank == 2)
+    return {
+        "anchors": callback.outer_loop.anchor_hash(),
+        "parameters": fingerprint(trainer.model.parameters()).hex(),
+        "inner steps": callback.outer_loop.state.inner_steps,
+        "peers": [report.num_peers for report in callback.reports if report.committed],
     }
 
 

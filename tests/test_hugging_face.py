@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from isthmus.transport.torchft.lighthouse import lighthouse
 from tests import hugging_face_loops, workers
 
 GUARD_BYTES, VOTE_BYTES = 40, 9  # what a worker sends to one other in every sync besides its pseudo-gradient
@@ -43,6 +44,18 @@ def test_workers_of_the_trainer_train_on_their_own_and_end_with_the_same_weights
     assert one["parameters"] == other["parameters"]
     assert one["losses"] != other["losses"]
     assert one["saved"]["checkpoint-5"] != other["saved"]["checkpoint-5"]
+
+
+def test_a_trainer_that_is_killed_in_an_elastic_world_resumes_where_the_others_are(tmp_path: Path) -> None:
+    with lighthouse("127.0.0.1:0", grace_seconds=5, dead_seconds=2) as port:
+        ended = workers.run(
+            hugging_face_loops.train_elastically, 3, folder=str(tmp_path), lighthouse=f"127.0.0.1:{port}"
+        )
+    assert [worker.exit_code for worker in ended] == [0, -signal.SIGKILL, 0]
+    one, other = workers.results([ended[0], ended[2]])
+    assert 1 in one["peers"]  # it went on alone
+    assert one["inner steps"] == other["inner steps"] == hugging_face_loops.STEPS
+    assert one["anchors"] == other["anchors"] == one["parameters"] == other["parameters"]
 
 
 def test_of_lora_only_the_adapters_cross() -> None:

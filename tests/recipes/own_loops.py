@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from isthmus import attach
 from isthmus.core import UserError
@@ -145,6 +146,9 @@ def refusals(rank: int, folder: str) -> dict[str, str]:
         "weights": attempt(Run(rank, "diloco", seed=rank)),
         "arguments": attempt(Run(rank, "diloco", overlap_steps=rank)),
     }
+    run = Run(rank, "diloco")
+    fully_shard(run.model)
+    said["sharded over both"] = attempt(run)
     run = Run(rank, "diloco")
     run.attach()
     saved = {}

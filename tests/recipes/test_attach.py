@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from isthmus.transport.elastic.world import Elastic
 from tests import workers
 from tests.recipes import own_loops
 from tests.toy import inner_step, sgd, toy_batch, toy_model
@@ -26,7 +25,8 @@ from isthmus.compress.float4 import Float4
 from isthmus.core import SyncSchedule, UserError
 from isthmus.outer import KeepProgress
 from isthmus.recipes import RECIPES, Recipe
-from isthmus.transport.elastic.local import LocalMembership, MeetingPlace
+from isthmus.transport.elastic.local import LocalMembership, LocalRendezvousServer
+from isthmus.transport.elastic.transport import ElasticTransport
 from isthmus.transport.local import Local, LocalWorld, run_workers
 from isthmus.transport.torch_dist import TorchDist
 
@@ -77,6 +77,10 @@ def test_workers_that_differ_are_told_so_when_they_start(tmp_path: Path) -> None
         "resume, give it what outer_loop.state_dict() returned: attach(..., state_dict=saved)"
     )
     assert one["saved weights, but no state"] == one["weights"]
+    assert one["sharded over both"] == (
+        "the model is sharded over 2 ranks: give attach as many ranks_per_worker, or shard it over a mesh of this "
+        "worker's own ranks"
+    )
     assert "workers differ in schedule: worker 0 has SyncSchedule(" in one["arguments"]
     assert one["saved steps"] == "workers differ in inner steps of the resumed state: worker 0 has 11, worker 1 has 12"
 
@@ -199,12 +203,12 @@ class ElasticWorker:
 
     STEPS = 20
 
-    def __init__(self, place: MeetingPlace, rank: int, saved: dict[str, Any] | None = None) -> None:
+    def __init__(self, server: LocalRendezvousServer, rank: int, saved: dict[str, Any] | None = None) -> None:
         self.rank, self.model = rank, toy_model()
         self.optimizer = sgd(self.model.parameters())
         if saved:
             self.model.load_state_dict(saved["model"])
-        transport = Elastic(LocalMembership(place, f"worker-{rank}"), None, 2, 1, sync_budget_seconds=5.0)
+        transport = ElasticTransport(LocalMembership(server, f"worker-{rank}"), None, 2, 1, sync_budget_seconds=5.0)
         outer_state = saved and saved["outer_loop"]
         self.loop = attach(
             "diloco", self.model, self.STEPS, 4, transport=transport, warm_start_steps=0, state_dict=outer_state
@@ -229,15 +233,15 @@ class ElasticWorker:
 
 def test_elastic_workers_that_all_resume_go_on_from_where_they_were() -> None:
     def work(rank: int, transport: Local) -> tuple[int, str, str]:
-        worker = ElasticWorker(places[0], rank)
+        worker = ElasticWorker(servers[0], rank)
         worker.train(6)
         saved, anchors = worker.save(), worker.loop.anchor_hash()
         worker.end()
-        resumed = ElasticWorker(places[1], rank, saved)
+        resumed = ElasticWorker(servers[1], rank, saved)
         assert resumed.loop.anchor_hash() == anchors
         return resumed.begun_at, resumed.end(), anchors
 
-    places = [MeetingPlace(grace_seconds=10.0) for _ in range(2)]
+    servers = [LocalRendezvousServer(grace_seconds=10.0) for _ in range(2)]
     one, other = run_workers(LocalWorld(2), work)
     assert one == other
     assert one[0] == 6
@@ -248,23 +252,23 @@ def test_an_elastic_worker_that_resumes_goes_on_from_where_the_others_are() -> N
     stopped, returning = threading.Event(), threading.Event()
 
     def work(rank: int, transport: Local) -> tuple[int, str]:
-        worker = ElasticWorker(place, rank)
+        worker = ElasticWorker(server, rank)
         worker.train(6)
         if rank == 1:
             saved = worker.save()
             worker.loop.close()
             stopped.set()
             assert returning.wait(20)
-            worker = ElasticWorker(place, rank, saved)
+            worker = ElasticWorker(server, rank, saved)
         else:
             assert stopped.wait(20)
             worker.train(13)  # alone
             returning.set()
-            while place.alive != {"worker-0", "worker-1"}:
+            while server.alive != {"worker-0", "worker-1"}:
                 time.sleep(0.01)
         return worker.begun_at, worker.end()
 
-    place = MeetingPlace(grace_seconds=10.0)
+    server = LocalRendezvousServer(grace_seconds=10.0)
     (_, one), (begun_at, other) = run_workers(LocalWorld(2), work)
     assert begun_at >= 13
     assert one == other
