@@ -84,12 +84,12 @@ def is_elastic(config: RunConfig) -> bool:
 
 
 def build_transport(config: RunConfig, **more: Any) -> Transport:
-    """Return the transport; it compares the workers' configurations when it is joined."""
-    shared = {key: str(value) for key, value in shared_keys(config).items()}
+    """Return the transport; when it is joined it compares the workers' configurations, or `shared_config` instead."""
+    more.setdefault("shared_config", {key: str(value) for key, value in shared_keys(config).items()})
     if config.mesh.num_ranks > 1:
         more["ranks_per_worker"] = config.mesh.num_ranks
     spec = config.outer.transport | json.loads(os.environ.get(SERVED_OPTIONS, "{}"))
-    transport: Transport = build(TRANSPORTS, spec, shared_config=shared, expected_workers=config.train.workers, **more)
+    transport: Transport = build(TRANSPORTS, spec, expected_workers=config.train.workers, **more)
     return transport
 
 

@@ -120,6 +120,11 @@ class ElasticPart(Protocol):
         ...
 
     @property
+    def state_addresses(self) -> list[str]:
+        """The addresses at which each rank of this worker serves its part of the state to others."""
+        ...
+
+    @property
     def relative_speed(self) -> float:
         """This worker's share of the fastest one's speed, in (0, 1], as of the last commit."""
         ...

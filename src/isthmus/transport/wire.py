@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from isthmus.core.types import Tensors
@@ -53,3 +57,11 @@ def unpack_each(buffer: torch.Tensor, like: Tensors, num_ranks: int) -> list[Ten
     """[num_ranks * n] uint8, what was packed on every rank -> each one's tensors, which look like `like`."""
     size = num_bytes(like)
     return [unpack(buffer[rank * size : (rank + 1) * size], like) for rank in range(num_ranks)]
+
+
+def all_gather_object(all_gather: Callable[[Tensors], list[Tensors]], value: Any) -> list[Any]:
+    """Gather the values of all ranks, in rank order: whatever JSON can hold."""
+    text = json.dumps(value).encode()
+    sizes = [int(size) for (size,) in all_gather([torch.tensor(len(text))])]
+    padded = torch.frombuffer(bytearray(text.ljust(max(sizes))), dtype=torch.uint8)
+    return [json.loads(bytes(theirs.tolist())) for (theirs,) in all_gather([padded])]

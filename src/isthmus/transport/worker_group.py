@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from isthmus.core.torch_internals import all_gather_single
 from isthmus.core.types import Tensors
 from isthmus.transport.base import PeerLost, RankLost
 from isthmus.transport.watched_group import WatchedGroup
-from isthmus.transport.wire import pack, unpack_each
+from isthmus.transport.wire import all_gather_object, pack, unpack_each
 
 
 class GlooWorkerGroup:
@@ -47,10 +44,7 @@ class GlooWorkerGroup:
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return the values of all ranks in rank order: whatever JSON can hold."""
-        text = json.dumps(value).encode()
-        sizes = [int(size) for (size,) in self.all_gather([torch.tensor(len(text))])]
-        padded = torch.frombuffer(bytearray(text.ljust(max(sizes))), dtype=torch.uint8)
-        return [json.loads(bytes(theirs.tolist())) for (theirs,) in self.all_gather([padded])]
+        return all_gather_object(self.all_gather, value)
 
     def check(self) -> None:
         """Raise `RankLost` where a rank of this worker is gone."""

@@ -1,16 +1,14 @@
-"""What the workers' cards and links say together. Pure functions."""
+"""What the workers' reports and the network between them say together. Pure functions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import pairwise
-from statistics import median_low
 from typing import Any
 
 from isthmus.config import RunConfig
 from isthmus.core import UserError
-from isthmus.tools.doctor.check import Check, Status
-from isthmus.tools.doctor.link import Link
+from isthmus.tools.doctor.checks import Check, Status
+from isthmus.tools.doctor.measure import Network
 from isthmus.tools.report import readable_bytes
 from isthmus.transport.shared_config import check_shared_configs
 
@@ -19,9 +17,9 @@ _ROUND_TRIPS = 4  # of a sync: reports, two shots, vote
 _BEARABLE = 0.1  # share of the time that training may spend waiting
 
 
-def compare_workers(cards: dict[str, Any]) -> list[Check]:
-    """Versions, configurations, data: what has to be equal."""
-    names, workers = list(cards), list(cards.values())
+def compare_workers(reports: dict[str, Any], expected_workers: int) -> list[Check]:
+    """Check that all workers are here, with equal versions, configurations and data."""
+    names, workers = list(reports), list(reports.values())
 
     def alike(name: str, key: str, status: Status, good: str, advice: str) -> Check:
         try:
@@ -30,69 +28,65 @@ def compare_workers(cards: dict[str, Any]) -> list[Check]:
             return Check(name, status, str(error), advice)
         return Check(name, "ok", good)
 
+    missing = sorted({f"worker-{worker}" for worker in range(expected_workers)} - set(names))
     first, everywhere = workers[0], "give all workers the same file and the same --set"
     versions = ", ".join(f"{what} {value}" for what, value in first["versions"].items())
     checks = [
+        Check("workers", "fail", f"{', '.join(missing)} did not come", "start them, and let them reach the rendezvous")
+        if missing
+        else Check("workers", "ok", f"all {expected_workers} are here and answer"),
         alike("isthmus", "isthmus", "fail", f"version {first['isthmus']['version']}", "install the same version"),
         alike("versions", "versions", "warn", versions, "the last bits of results may differ: install the same"),
-        alike("configuration", "config", "fail", f"hash {first['hash']}", everywhere),
+        alike("configuration", "config", "fail", f"hash {first['config_hash']}", everywhere),
     ]
     if first["data"]:
         checks.append(alike("samples", "data", "fail", "the same, in the same order", "copy the data from one worker"))
     return checks
 
 
-def compare_clocks(links: Iterable[Link], names: list[str]) -> Check:
-    """Who is off, measured against the middle one of all clocks."""
-    ahead = {names[0]: 0.0}
-    ahead |= {link.there: link.ahead_seconds for link in links if link.here == names[0]}
-    ahead |= {link.here: -link.ahead_seconds for link in links if link.there == names[0]}
-    middle = median_low(ahead.values())
-    reference = next(name for name, seconds in ahead.items() if seconds == middle)
-    off = {name: seconds - middle for name, seconds in ahead.items() if abs(seconds - middle) > _WARN_SECONDS}
-    widest = max(ahead.values()) - min(ahead.values())
-    if not off:
-        return Check("clocks", "ok", f"at most {widest:.3f} s apart")
+def compare_clocks(names: list[str], network: Network) -> Check:
+    """Check the clocks; the middle one of all counts as right."""
+    ahead = dict(zip(names, network.clocks_ahead_seconds, strict=True))
+    right = next(name for name, seconds in ahead.items() if seconds == 0)
+    wrong = {name: seconds for name, seconds in ahead.items() if abs(seconds) > _WARN_SECONDS}
+    if not wrong:
+        return Check("clocks", "ok", f"at most {max(ahead.values()) - min(ahead.values()):.3f} s apart")
     found = ", ".join(
-        f"{name} is {abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'} {reference}"
-        for name, seconds in off.items()
+        f"{name} is {abs(seconds):.1f} s {'ahead of' if seconds > 0 else 'behind'} {right}"
+        for name, seconds in wrong.items()
     )
-    status: Status = "fail" if max(map(abs, off.values())) > _FAIL_SECONDS else "warn"
+    status: Status = "fail" if max(map(abs, wrong.values())) > _FAIL_SECONDS else "warn"
     return Check("clocks", status, found, "set them by NTP: records in the DHT and certificates expire by the clock")
 
 
-def judge_links(links: list[Link], sync_bytes: dict[str, int], config: RunConfig) -> list[Check]:
-    """What the slowest link means for this configuration.
+def judge_network(names: list[str], network: Network, sync_bytes: dict[str, int], config: RunConfig) -> list[Check]:
+    """Judge what the slowest download means for this configuration.
 
     Args:
-        links: of all pairs.
+        names: of the workers, in rank order.
+        network: between them.
         sync_bytes: that a worker sends for a sync of each fragment.
         config: of the run.
     """
-    slowest = min(links, key=lambda link: link.slowest_bytes_per_second)
-    round_trip = max(link.round_trip_seconds for link in links)
-    count, rate = max(sync_bytes.values()), slowest.slowest_bytes_per_second
-    seconds = count / rate + _ROUND_TRIPS * round_trip
-    budget = config.outer.transport["sync_budget_seconds"]
+    rate = min(network.download_bytes_per_second)
+    slowest = names[network.download_bytes_per_second.index(rate)]
+    count, budget = max(sync_bytes.values()), config.outer.transport["sync_budget_seconds"]
+    seconds = count / rate + _ROUND_TRIPS * network.round_trip_seconds
     found = (
-        f"{readable_bytes(count)} each over the slowest link, {readable_bits(rate)} ({slowest.here}, {slowest.there}): "
+        f"{readable_bytes(count)} to each worker, to {slowest} with {readable_bits(rate)}: "
         f"{seconds:.2g} s of the {budget:g} s of sync_budget_seconds"
     )
     advice = (
         f"raise outer.transport.sync_budget_seconds above {2 * seconds:.0f}, or send less: another outer.compressor, "
         "more outer.schedule.num_fragments"
     )
-    if seconds > budget:
-        sync = Check("sync", "fail", found, advice)
-    elif seconds > budget / 2:
-        sync = Check("sync", "warn", found, advice)
-    else:
-        sync = Check("sync", "ok", found)
+    status: Status = "fail" if seconds > budget else "warn" if seconds > budget / 2 else "ok"
+    sync = Check("sync", status, found, "" if status == "ok" else advice)
     return [sync, Check("pace", "ok", _pace(seconds, config))]
 
 
 def _pace(seconds: float, config: RunConfig) -> str:
-    """How long an inner step must be for syncs that take so long to cost little."""
+    """Say how long an inner step must take for syncs of so many seconds to cost little."""
     schedule = config.outer.schedule
     if schedule is not None and schedule.overlap_steps:
         tau = schedule.overlap_steps
@@ -104,7 +98,7 @@ def _pace(seconds: float, config: RunConfig) -> str:
 
 
 def readable_bits(bytes_per_second: float) -> str:
-    """A bandwidth as people write it: '95 Mbit/s'."""
+    """Write a bandwidth as people do: '95 Mbit/s'."""
     bits = 8 * bytes_per_second
     units = [(1.0, "bit/s"), (1e3, "kbit/s"), (1e6, "Mbit/s"), (1e9, "Gbit/s"), (float("inf"), "")]
     factor, unit = next(low for low, high in pairwise(units) if bits < high[0])

@@ -1,4 +1,4 @@
-"""One worker of the doctor's: look around, meet the others, measure the ways to them, judge."""
+"""One worker's part: check this machine, join the others as training does, compare, measure, judge."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import platform
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
+from threading import Timer
 from typing import Any
 
 import torch
@@ -17,27 +18,35 @@ from rich.console import Console
 
 from isthmus.config import RunConfig
 from isthmus.core import UserError
-from isthmus.tools.doctor.check import Check
-from isthmus.tools.doctor.compare import compare_clocks, compare_workers, judge_links
-from isthmus.tools.doctor.link import Clock, Link, answer, measure
-from isthmus.tools.doctor.surroundings import data_fingerprint, look_around
+from isthmus.core.types import Peers
+from isthmus.parallel import ParallelDims
+from isthmus.tools.doctor.checks import Check
+from isthmus.tools.doctor.compare import compare_clocks, compare_workers, judge_network
+from isthmus.tools.doctor.measure import Clock, Network, measure
 from isthmus.tools.doctor.tables import show
-from isthmus.tools.doctor.world import World, build_world
+from isthmus.tools.doctor.this_machine import check_this_machine, data_fingerprint
 from isthmus.tools.show import sync_bytes
 from isthmus.train import assemble
-from isthmus.transport import TransportError
-from isthmus.transport.address import join_address, split_address
-from isthmus.transport.elastic.worker_ranks import worker_number
+from isthmus.transport import Transport, TransportError
+from isthmus.transport.address import split_address
+from isthmus.transport.base import Behind, Leaving
+from isthmus.transport.elastic.worker_ranks import worker_name, worker_number
+from isthmus.transport.torch_dist import JOIN_BUDGETS
+from isthmus.transport.wire import all_gather_object
 
-_KNOCK_SECONDS = 5.0
+_DIAL_SECONDS, _PAUSE_SECONDS = 5.0, 0.2
 _LONGEST_SHARE = 0.1  # of the sync budget that one transfer may take before the doctor has seen enough
+_COMPARED_LATER = {"isthmus version": "that of isthmus doctor"}  # a difference is told, and does not end the meeting
+
+Report = dict[str, Any]  # what a worker tells the others: plain JSON values
 
 
 def doctor(config: RunConfig, console: Console, now: Clock = time.time) -> int:
     """Examine a configuration from one of its workers, all of which call this.
 
-    Which worker this is say RANK and WORLD_SIZE, as for training. The first worker on each machine prints what all of
-    them found together, and each one that could not meet the others what it found alone.
+    RANK and WORLD_SIZE say which worker this is, as for training; a worker is one process here, whatever its mesh. The
+    first worker on each machine prints what all of them found together, and each one that could not meet the others
+    what it found alone.
 
     Args:
         config: of the run.
@@ -50,148 +59,97 @@ def doctor(config: RunConfig, console: Console, now: Clock = time.time) -> int:
     Raises:
         UserError: the configuration names no transport that can be examined.
     """
-    world = build_world(config, lambda line: console.print(line, soft_wrap=True))
-    checks = look_around(config, worker_number())
+    options = assemble.transport_class(config).apart_from_a_run(config.outer.transport)
+    outer = config.outer.model_copy(update={"transport": options})
+    config = config.model_copy(update={"outer": outer, "mesh": ParallelDims()})
+    checks = check_this_machine(config, worker_number())
     try:
         if any(check.name == "rendezvous" and check.status == "fail" for check in checks):
-            raise TransportError("not tried: see rendezvous")
-        with _state_door(world.state_host) if world.state_host else nullcontext("") as door:
-            world.connect()
-            examination = _Examination(world, now, config.outer.transport["sync_budget_seconds"])
-            cards = examination.run(_introduce(config, checks, door))
+            raise TransportError("not tried, because of the rendezvous")
+        reports, network = _meet(config, _report(config, checks), now)
     except (UserError, TransportError) as error:
-        show(console, {world.name: [*checks, Check("meeting", "fail", str(error))]}, [])
+        show(console, {worker_name(): [*checks, Check("workers", "fail", str(error))]})
         return 1
-    finally:
-        world.leave()
-    findings = {name: [Check(**check) for check in card["checks"]] for name, card in cards.items()}
-    links = [Link(**link) for card in cards.values() for link in card["links"]]
-    findings["all"] = [*compare_workers(cards), *_judge(links, cards, config)]
+    findings = {name: [Check(**check) for check in report["checks"]] for name, report in reports.items()}
+    findings["all"] = compare_workers(reports, config.train.workers)
+    names = list(reports)
+    if network is not None:
+        findings["all"] += [compare_clocks(names, network), *judge_network(names, network, sync_bytes(config), config)]
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        show(console, findings, links)
+        show(console, findings, names, network)
     return 2 if any(check.status == "fail" for checks in findings.values() for check in checks) else 0
 
 
-class _Examination:
-    """What workers that met do: in every round each of them measures its way to one other.
-
-    A meeting begins each round, so that nobody waits in vain for one who is still busy with another. Cards say which
-    round a worker has come to; those who are ahead sit out until the others have caught up.
-    """
-
-    def __init__(self, world: World, now: Clock, budget_seconds: float) -> None:
-        self._world, self._now, self._budget_seconds = world, now, budget_seconds
-
-    def run(self, card: dict[str, Any]) -> dict[str, Any]:
-        """Everybody's card in the end, by name; `card` is this worker's own, and collects what it finds.
-
-        Raises:
-            TransportError: the workers could not meet.
-        """
-        cards: dict[str, Any] = {}
-        while True:
-            try:
-                cards = self._world.meet(card)
-            except TransportError:
-                if cards and self._is_over(cards):
-                    return cards  # the others saw the same, and have gone
-                raise
-            names, stage = list(cards), _stage(cards)
-            if not self._is_over(cards):
-                if card["round"] == stage:
-                    card["round"] += 1
-                    for pair in rounds(names)[stage]:
-                        if self._world.name in pair:
-                            self._meet_one(card, cards, pair)
-                continue
-            try:
-                self._world.peers(names).all_gather([torch.zeros(1)])  # nobody goes before all have seen the last cards
-                return cards
-            except TransportError:
-                continue
-
-    def _is_over(self, cards: dict[str, Any]) -> bool:
-        return _stage(cards) >= len(rounds(list(cards)))
-
-    def _meet_one(self, card: dict[str, Any], cards: dict[str, Any], pair: tuple[str, str]) -> None:
-        here, there = pair
-        other = there if self._world.name == here else here
-        problem = _knock(cards[other]["door"])
-        if problem:
-            what = f"cannot reach {other} at {cards[other]['door']}, where it hands its state to who must catch up"
-            advice = "let workers open connections to each other's machines; set outer.transport.host"
-            card["checks"].append(asdict(Check("catching up", "fail", f"{what} ({problem})", advice)))
-        try:
-            peers = self._world.peers([here, there])
-            if self._world.name == here:
-                link = measure(peers, here, there, self._now, _LONGEST_SHARE * self._budget_seconds)
-                card["links"].append(asdict(link))
-            else:
-                answer(peers, self._now)
-        except TransportError as error:
-            card["checks"].append(asdict(Check("link", "fail", f"{here} to {there}: {error}", "open the ways between")))
-
-
-def rounds(names: list[str]) -> list[list[tuple[str, str]]]:
-    """Who meets whom in which round: all pairs, nobody twice in a round (the circle method of tournaments)."""
-    circle: list[str | None] = [*sorted(names), *[None][: len(names) % 2]]
-    plan = []
-    for _ in range(len(circle) - 1 if len(names) > 1 else 0):
-        half = len(circle) // 2
-        facing = zip(circle[:half], reversed(circle[half:]), strict=True)
-        plan.append([(min(a, b), max(a, b)) for a, b in facing if a is not None and b is not None])
-        circle = [circle[0], circle[-1], *circle[1:-1]]
-    return plan
-
-
-def _stage(cards: dict[str, Any]) -> int:
-    """The round to be carried out now."""
-    return min(int(card["round"]) for card in cards.values())
-
-
-def _introduce(config: RunConfig, checks: list[Check], door: str) -> dict[str, Any]:
-    """What this worker tells the others at first."""
-    shared = assemble.shared_keys(config)
-    first = worker_number() == 0 and config.train.workers > 1
+def _report(config: RunConfig, checks: list[Check]) -> Report:
+    """Return what this worker tells the others."""
     return {
-        "round": 0,
+        "name": worker_name(),
         "checks": [asdict(check) for check in checks],
-        "links": [],
-        "door": door,
-        "config": {key: str(value) for key, value in shared.items()},
-        "hash": assemble.config_hash(config),
+        "config": {key: str(value) for key, value in assemble.shared_keys(config).items()},
+        "config_hash": assemble.config_hash(config),
         "isthmus": {"version": version("isthmus")},
-        "data": {"fingerprint": data_fingerprint(config)} if door else {},
         "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
-        "sync_bytes": sync_bytes(config) if first else {},
+        "data": {"fingerprint": data_fingerprint(config)} if assemble.is_elastic(config) else {},
+        "state_addresses": [],
     }
 
 
-def _judge(links: list[Link], cards: dict[str, Any], config: RunConfig) -> list[Check]:
-    counts: dict[str, int] = next((card["sync_bytes"] for card in cards.values() if card["sync_bytes"]), {})
-    if not links or not counts:
-        return []
-    return [compare_clocks(links, list(cards)), *judge_links(links, counts, config)]
+def _meet(config: RunConfig, report: Report, now: Clock) -> tuple[dict[str, Report], Network | None]:
+    """Join the other workers; return everybody's report by name, and the network between them if there are others.
 
-
-@contextmanager
-def _state_door(host: str) -> Iterator[str]:
-    """An address like that at which this worker would hand out its state."""
+    Raises:
+        UserError: this worker cannot join as the configuration says.
+        TransportError: not all came, or one of them does not answer any more.
+    """
+    transport = assemble.build_transport(config, shared_config=_COMPARED_LATER)
+    budget_seconds: float = config.outer.transport["sync_budget_seconds"]
+    nobody: Any = None  # whose state nobody asks for: no worker is ahead of another
     try:
-        door = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise UserError(
-            f"{host} is no address of this machine ({error.strerror}): correct outer.transport.host"
-        ) from error
-    with door:
-        yield join_address(host, door.getsockname()[1])
+        transport.join(nobody)
+        report["state_addresses"] = transport.elastic.state_addresses if transport.elastic is not None else []
+        peers, reports = _first_quorum(transport, report, (JOIN_BUDGETS + 1) * budget_seconds)
+        network = measure(peers, now, _LONGEST_SHARE * budget_seconds) if peers.size > 1 else None
+        report["checks"] += [asdict(check) for check in _dial(report["name"], reports)]
+        reports = all_gather_object(peers.all_gather, report)
+        with suppress(TransportError):  # a vote ends a sync: who has seen it may go
+            transport.commit(peers, True)
+    finally:
+        transport.leave()
+    return {each["name"]: each for each in reports}, network
 
 
-def _knock(door: str) -> str:
-    """Why nobody can be reached there; empty where somebody can, or nobody needs to be."""
+def _first_quorum(transport: Transport, report: Report, most_seconds: float) -> tuple[Peers, list[Report]]:
+    """Wait for the other workers, so many seconds at most; return them with their reports."""
+    problem, elastic = "", transport.elastic
+    timer = Timer(most_seconds, elastic.interrupt if elastic is not None else lambda: None)
+    timer.daemon = True
+    timer.start()
     try:
-        if door:
-            socket.create_connection(split_address(door), _KNOCK_SECONDS).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
+        while True:
+            try:
+                peers = transport.quorum(0)
+                return peers, all_gather_object(peers.all_gather, report)
+            except (Behind, UserError) as error:
+                advice = "examine before a run, or through another rendezvous"
+                raise TransportError(f"a run is under way at this rendezvous ({error}): {advice}") from error
+            except Leaving as error:
+                raise TransportError(f"not all came within {most_seconds:g} s: {error}{problem}") from error
+            except TransportError as error:
+                if elastic is None:
+                    raise
+                problem = f" (before: {error})"
+                time.sleep(_PAUSE_SECONDS)
+    finally:
+        timer.cancel()
+
+
+def _dial(name: str, reports: list[Report]) -> Iterator[Check]:
+    """Check that the others' state can be fetched, which whoever has to catch up must."""
+    for other in reports:
+        for address in other["state_addresses"] if other["name"] != name else []:
+            try:
+                socket.create_connection(split_address(address), _DIAL_SECONDS).close()
+            except OSError as error:
+                what = f"cannot reach {other['name']} at {address}, where it hands its state to who must catch up"
+                advice = "let workers open connections to each other's machines; set outer.transport.host"
+                yield Check("catching up", "fail", f"{what} ({error.strerror or error})", advice)

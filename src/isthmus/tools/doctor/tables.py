@@ -1,20 +1,24 @@
-"""The doctor's findings, for people."""
+"""Printing what the doctor has found."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.tools.doctor.check import Check
+from isthmus.tools.doctor.checks import Check
 from isthmus.tools.doctor.compare import readable_bits
-from isthmus.tools.doctor.link import Link
+from isthmus.tools.doctor.measure import Network
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-def show(console: Console, findings: dict[str, list[Check]], links: list[Link]) -> None:
-    """Print the findings by worker, the ways between them, and a verdict."""
+def show(
+    console: Console, findings: dict[str, list[Check]], names: Sequence[str] = (), network: Network | None = None
+) -> None:
+    """Print the findings by worker, the network between the workers of these names, and a verdict."""
     table = Table("check", "worker", "", box=SIMPLE_HEAD)
     table.add_column("found", overflow="fold")
     table.add_column("what to do", overflow="fold")
@@ -27,31 +31,25 @@ def show(console: Console, findings: dict[str, list[Check]], links: list[Link]) 
         status = f"[{_COLOURS[check.status]}]{check.status}[/]"
         table.add_row(check.name, ", ".join(workers), status, _plain(check.found), _plain(check.advice))
     console.print(table)
-    if links:
-        console.print(_link_table(links))
+    if network is not None:
+        console.print(_network_table(names, network))
     counts = {status: sum(check.status == status for check in grouped) for status in _COLOURS}
     if counts["fail"]:
-        console.print(f"{counts['fail']} to mend before this run can go well, {counts['warn']} to look at")
+        console.print(f"{counts['fail']} to change before this run can go well, {counts['warn']} to look at")
     else:
         console.print("all is well" + (f", but look at {counts['warn']}" if counts["warn"] else ""))
 
 
-def _link_table(links: list[Link]) -> Table:
-    table = Table("from", "to", box=SIMPLE_HEAD)
-    for header in ("round trip", "there", "back", "clock ahead by"):
+def _network_table(names: Sequence[str], network: Network) -> Table:
+    table = Table("worker", box=SIMPLE_HEAD)
+    for header in ("receives from all others at", "clock ahead by", "round trip"):
         table.add_column(header, justify="right")
-    for link in sorted(links, key=lambda link: (link.here, link.there)):
-        table.add_row(
-            link.here,
-            link.there,
-            f"{1000 * link.round_trip_seconds:.3g} ms",
-            readable_bits(link.up_bytes_per_second),
-            readable_bits(link.down_bytes_per_second),
-            f"{link.ahead_seconds:.3f} s",
-        )
+    round_trip = f"{1000 * network.round_trip_seconds:.3g} ms"
+    for name, rate, ahead in zip(names, network.download_bytes_per_second, network.clocks_ahead_seconds, strict=True):
+        table.add_row(name, readable_bits(rate), f"{ahead:.3f} s", round_trip)
     return table
 
 
 def _plain(text: str) -> str:
-    """Not to be read as rich's markup."""
+    """Escape a text, so that rich does not take it for markup."""
     return text.replace("[", r"\[")

@@ -123,6 +123,11 @@ class ElasticMember(ElasticPart):
 
     @property
     @override
+    def state_addresses(self) -> list[str]:
+        return self._addresses
+
+    @property
+    @override
     def relative_speed(self) -> float:
         own, fastest = self._speeds.get(self.membership.name, 0.0), max(self._speeds.values(), default=0.0)
         return own / fastest if own > 0 else 1.0

@@ -128,7 +128,7 @@ class ElasticTransport(ConfiguredTransport):
                 member.log(problem)
                 self._logged_problem = problem
             member.leaving.wait(PAUSE_SECONDS)
-        raise Leaving("this worker is leaving")
+        raise Leaving(self._logged_problem or "this worker is leaving")
 
     def commit(self, peers: Peers, ok: bool, fingerprint: bytes = b"") -> bool:
         """Vote; a worker whose anchors differ from the majority's has to catch up, and nobody commits.

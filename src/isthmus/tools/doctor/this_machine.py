@@ -1,4 +1,4 @@
-"""What a worker can see alone: its folder, data, names and ports."""
+"""What a worker can check alone: its folder, data, names and ports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 from isthmus.config import RunConfig
 from isthmus.core import UserError
 from isthmus.data import open_batches
-from isthmus.tools.doctor.check import Check, Status
+from isthmus.models import outline
+from isthmus.tools.doctor.checks import Check, Status
 from isthmus.tools.report import readable_bytes
 from isthmus.train import assemble
 from isthmus.train.run_folder import metrics_path
@@ -23,8 +24,8 @@ _STATE_COPIES = 6  # at most: parameters, anchor, outer momentum, compressor mem
 _Finding = tuple[Status, str, str]
 
 
-def look_around(config: RunConfig, worker: int) -> list[Check]:
-    """All checks that need nobody else."""
+def check_this_machine(config: RunConfig, worker: int) -> list[Check]:
+    """Make all checks that need no other worker."""
     looks: dict[str, Callable[[], _Finding]] = {
         "run folder": lambda: _run_folder(config, worker),
         "disk": lambda: _disk(config),
@@ -35,7 +36,7 @@ def look_around(config: RunConfig, worker: int) -> list[Check]:
 
 
 def data_fingerprint(config: RunConfig) -> str:
-    """Of the samples and their order, which workers of an elastic run share."""
+    """Return what differs where samples or their order do, which workers of an elastic run must share."""
     try:
         data_set = assemble.open_data(config, assemble.build_model_spec(config))
         return data_set.sample_order(config.train.seed).fingerprint
@@ -44,7 +45,7 @@ def data_fingerprint(config: RunConfig) -> str:
 
 
 def _rendezvous(config: RunConfig) -> list[Check]:
-    """What the transport finds of the place where workers meet."""
+    """Check the place where workers find one another, as far as the transport can without joining."""
     try:
         findings = list(assemble.transport_class(config).check(config.outer.transport))
     except UserError as error:
@@ -59,7 +60,7 @@ def _look(name: str, look: Callable[[], _Finding]) -> Check:
         return Check(name, "fail", str(error))
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return Check(name, "fail", f"{where}{error.strerror or error}", "mend it, or choose another place")
+        return Check(name, "fail", f"{where}{error.strerror or error}", "correct it, or choose another place")
 
 
 def _run_folder(config: RunConfig, worker: int) -> _Finding:
@@ -73,7 +74,7 @@ def _run_folder(config: RunConfig, worker: int) -> _Finding:
 
 
 def _disk(config: RunConfig) -> _Finding:
-    model = assemble.build_model_spec(config).build(config.train.seed)
+    model = outline(assemble.build_model_spec(config))
     state_bytes = _STATE_COPIES * sum(4 * parameter.numel() for parameter in model.parameters())
     kept = config.train.keep_checkpoints + 1  # one is being written
     needed = kept * state_bytes * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -1,12 +1,11 @@
-"""What the doctor says of one thing."""
+"""One thing that the doctor has looked at, and what it says of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 Status = Literal["ok", "warn", "fail"]
-Card = dict[str, Any]  # what a worker tells the others: plain JSON values
 
 
 @dataclass(frozen=True)
