@@ -233,7 +233,7 @@ MEASURES: dict[str, Measure] = {
     "... with imports for types alone": lambda house: list(map(" <-> ".join, circles(house, type_only=True))),
     "... and imports inside functions": lambda house: list(map(" <-> ".join, circles(house, True, True))),
     "members of Transport": lambda house: members(house, "Transport"),
-    "members of its elastic part": lambda house: members(house, "ElasticTransport") or members(house, "Elastic"),
+    "members of its elastic part": lambda house: members(house, "ElasticPart"),
     "public names with two homes": ambiguous_names,
     "identifiers in the house's own language": private_names,
     "docstrings that cannot be read alone": poor_docstrings,

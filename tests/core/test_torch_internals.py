@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, TCPStore
 
 from isthmus.core import torch_internals
+import pytest
 
 LOOKUPS = """
 import socket
@@ -39,6 +40,7 @@ def make_groups(store, timeout_seconds=10.0, host="127.0.0.1"):
         return list(pool.map(make, range(2)))
 
 
+@pytest.mark.processes
 def test_skip_reverse_lookups_leaves_one_that_fails_and_is_the_last():
     ended = subprocess.run(
         [sys.executable, "-c", LOOKUPS],

@@ -133,7 +133,7 @@ def forge(**changes) -> bytes:
         (forge(chunks=[]), "number of chunks"),
         (forge(chunks=["00", "00"]), "no hash"),
         (forge(chunks=[None, None]), "no hash"),
-        (forge(state={}), "have no place"),
+        (forge(state={}), "are not in the skeleton"),
         (forge(tensors={"1": {}}), "a kind unknown"),
         (forge(tensor={"dtype": "OBJECT"}), "a kind unknown"),
         (forge(tensor={"shape": [-1, 3]}), "a kind unknown"),

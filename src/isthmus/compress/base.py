@@ -30,7 +30,7 @@ class Compressor(Protocol):
         ...
 
     def message_fraction(self, state: State) -> float:
-        """What the last message took of the largest that this compressor sends, in (0, 1], alike on all peers."""
+        """Return the size of the last message over that of the largest, in (0, 1], alike on all peers."""
         ...
 
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
@@ -64,20 +64,20 @@ class Codec:
 
     @property
     def row(self) -> int:
-        """Values in a row."""
+        """The number of values in a row."""
         raise NotImplementedError
 
     @property
     def row_bytes(self) -> int:
-        """Bytes an encoded row takes."""
+        """The number of bytes that an encoded row takes."""
         raise NotImplementedError
 
     def encode(self, rows: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-        """[num_rows, row] float32 -> [num_rows, row_bytes] uint8; `generator` feeds stochastic rounding."""
+        """Encode [num_rows, row] float32 as [num_rows, row_bytes] uint8; `generator` feeds stochastic rounding."""
         raise NotImplementedError
 
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
-        """[num_rows, row_bytes] uint8 -> [num_rows, row] float32, in memory of its own."""
+        """Decode [num_rows, row_bytes] uint8 to [num_rows, row] float32, in memory of its own."""
         raise NotImplementedError
 
     def to_rows(self, tensors: Tensors) -> torch.Tensor:
@@ -95,7 +95,7 @@ class Codec:
         return joined.view(-1, self.row)
 
     def from_rows(self, rows: torch.Tensor, like: Tensors) -> Tensors:
-        """The inverse of `to_rows`: float32 tensors in the shapes of `like`; takes over the memory of `rows`."""
+        """Undo `to_rows`: return float32 tensors in the shapes of `like`, which take over the memory of `rows`."""
         whole, rest = _split_by_fit(like, self.row)
         sizes = [tensor.numel() for tensor in whole + rest]
         views = rows.reshape(-1)[: sum(sizes)].split_with_sizes(sizes)
@@ -103,19 +103,19 @@ class Codec:
         return [next(joined if tensor.numel() % self.row else fitting).view(tensor.shape) for tensor in like]
 
     def num_rows(self, like: Tensors) -> int:
-        """Rows that tensors of these shapes take."""
+        """Return the number of rows that tensors of these shapes take."""
         return -(-sum(tensor.numel() for tensor in like) // self.row)
 
     def message_bytes(self, like: Tensors) -> int:
-        """Bytes of one encoded message of tensors with these shapes."""
+        """Return the bytes of one encoded message of tensors with these shapes."""
         return self.num_rows(like) * self.row_bytes
 
     def message_fraction(self, state: State) -> float:
-        """All messages are of one size."""
+        """Return 1: all messages have one size."""
         return 1.0
 
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
-        """Mean and residual; see `Compressor.average`."""
+        """Return the mean over peers and this worker's residual, as every compressor does."""
         rows = self.to_rows(local)
         generator = self._generator(state, peers, rows.device)
         own = self.encode(rows, generator)
@@ -132,7 +132,7 @@ class Codec:
     def _two_shots(
         self, rows: torch.Tensor, own: torch.Tensor, peers: Peers, generator: torch.Generator | None
     ) -> tuple[list[Tensors], torch.Tensor, torch.Tensor]:
-        """Everybody sends part i to its owner i; owners send back the encoded mean of their part.
+        """Send part i to its owner, worker i; get from all owners the encoded means of their parts.
 
         What the owner's second encoding loses goes, divided by its weight, into the owner's residual: the mean
         of what was not sent stays exact (the server error of CocktailSGD). So workers of weight 0 own no part.
@@ -162,7 +162,7 @@ class Codec:
             raise NotFinite(faulty.nonzero().flatten().tolist())
 
     def _weighted_mean(self, messages: list[Tensors], weights: list[float]) -> torch.Tensor:
-        """Sum of weight x decoded message in rank order; one of weight 0 is not decoded, so its NaN cannot spread.
+        """Return the sum of weight x decoded message in rank order; weight 0 is not decoded, so its NaN cannot spread.
 
         Product and sum are rounded one after the other, never fused: the same bits on every kind of machine.
         """
@@ -173,7 +173,7 @@ class Codec:
         return mean
 
     def _generator(self, state: State, peers: Peers, device: torch.device) -> torch.Generator | None:
-        """Random numbers for stochastic rounding; None where rounding is to the nearest."""
+        """Return random numbers for stochastic rounding; None where rounding is to the nearest."""
         return None
 
 
@@ -189,12 +189,12 @@ def gathers(codec: Codec, num_peers: int) -> bool:
 
 
 def is_finite(values: torch.Tensor) -> bool:
-    """Whether all are: equal bits give the same answer on every machine."""
+    """Whether all values are finite: equal bits give the same answer on every machine."""
     return values.numel() == 0 or all(bool(extreme.isfinite()) for extreme in values.aminmax())  # NaN wins both
 
 
 def gather_parts(encoded: torch.Tensor, sizes: list[int], peers: Peers) -> torch.Tensor:
-    """Everybody's part [sizes[rank], row_bytes], joined in rank order: the second of two shots."""
+    """Gather everybody's part [sizes[rank], row_bytes], joined in rank order: the second of two shots."""
     padded = encoded.new_zeros(max(sizes), encoded.shape[1])  # gather needs equal shapes
     padded[: len(encoded)] = encoded
     return torch.cat([part[:size] for (part,), size in zip(peers.all_gather([padded]), sizes, strict=True)])
@@ -207,7 +207,7 @@ def slices(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def part_sizes(num_rows: int, weights: list[float]) -> list[int]:
-    """Rows that each worker owns in two shots: equal parts for those of positive weight."""
+    """Return how many rows each worker owns in two shots: equal parts for those of positive weight."""
     num_owners = sum(weight > 0 for weight in weights)
     sizes, owner = [], 0
     for weight in weights:

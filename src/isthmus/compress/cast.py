@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from typing_extensions import override
 
 from isthmus.compress.base import Codec
 from isthmus.compress.packing import from_bytes, to_bytes
@@ -24,26 +25,27 @@ class Cast(Codec):
     format: Literal["float32", "bfloat16", "float16"] = "float32"
 
     @property
+    @override
     def row(self) -> int:
-        """One value."""
         return 1
 
     @property
+    @override
     def row_bytes(self) -> int:
-        """Bytes of one value."""
         return _FORMATS[self.format].itemsize
 
+    @override
     def encode(self, rows: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-        """[num_rows, 1] float32 -> [num_rows, row_bytes] uint8."""
         return to_bytes(rows, _FORMATS[self.format])
 
+    @override
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
-        """[num_rows, row_bytes] uint8 -> [num_rows, 1] float32."""
         return from_bytes(payload, _FORMATS[self.format]).float()
 
+    @override
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
-        """Mean and residual; float32 is lossless and takes the transport's own all-reduce."""
         if self.format != "float32":
             return super().average(local, state, peers)
+        # lossless, so the transport's own all-reduce does it
         mean = peers.all_reduce_mean([tensor.float() for tensor in local])
         return mean, [torch.zeros((), device=tensor.device).expand(tensor.shape) for tensor in local]

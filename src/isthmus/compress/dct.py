@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from typing_extensions import override
 
 from isthmus.compress import native
 from isthmus.compress.base import Codec, slices
@@ -39,30 +40,31 @@ class DCT(Codec):
             raise UserError(f"dct: codec must be one whose row divides tile * tile = {self.tile**2}: {self.codec}")
 
     @property
+    @override
     def sparse(self) -> bool:
-        """That of the codec inside."""
         return self.codec.sparse
 
     @property
+    @override
     def row(self) -> int:
-        """That of the codec inside."""
         return self.codec.row
 
     @property
+    @override
     def row_bytes(self) -> int:
-        """That of the codec inside."""
         return self.codec.row_bytes
 
+    @override
     def encode(self, rows: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-        """Coefficients [num_rows, row] float32 -> [num_rows, row_bytes] uint8."""
         return self.codec.encode(rows, generator)
 
+    @override
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
-        """[num_rows, row_bytes] uint8 -> coefficients [num_rows, row] float32."""
         return self.codec.decode(payload)
 
+    @override
     def to_rows(self, tensors: Tensors) -> torch.Tensor:
-        """Coefficients of all tensors, tile after tile, [num_rows, row] float32."""
+        """Return the coefficients of all tensors, tile after tile, [num_rows, row] float32."""
         num_tiles = self._num_tiles(tensors)
         device = tensors[0].device if tensors else None
         tiles = torch.zeros(sum(num_tiles), self.tile, self.tile, device=device)
@@ -78,8 +80,9 @@ class DCT(Codec):
         _transform(tiles, _cosines(self.tile))
         return tiles.view(-1, self.row)
 
+    @override
     def from_rows(self, rows: torch.Tensor, like: Tensors) -> Tensors:
-        """The inverse of `to_rows`: float32 tensors in the shapes of `like`; takes over the memory of `rows`."""
+        """Undo `to_rows`: return float32 tensors in the shapes of `like`, which take over the memory of `rows`."""
         tiles = rows.view(-1, self.tile, self.tile)
         _transform(tiles, _cosines(self.tile).T.contiguous())
         *parts, joined = tiles.split_with_sizes(self._num_tiles(like))
@@ -90,12 +93,12 @@ class DCT(Codec):
             for part, tensor in zip(parts, like, strict=True)
         ]
 
+    @override
     def num_rows(self, like: Tensors) -> int:
-        """Rows that tensors of these shapes take."""
         return sum(self._num_tiles(like)) * self.tile**2 // self.row
 
     def _num_tiles(self, tensors: Tensors) -> list[int]:
-        """Tiles of each tensor, 0 for what is joined; at the end those of everything joined."""
+        """Return the number of tiles of each tensor, 0 for joined ones, then that of all joined ones together."""
         sizes = [math.prod(self._grid(tensor)) if self._is_matrix(tensor) else 0 for tensor in tensors]
         joined = sum(tensor.numel() for tensor in tensors if not self._is_matrix(tensor))
         return [*sizes, -(-joined // self.tile**2)]
@@ -104,7 +107,7 @@ class DCT(Codec):
         return tensor.ndim >= 2 and min(len(tensor), tensor.numel() // max(1, len(tensor))) >= self.tile
 
     def _grid(self, matrix: torch.Tensor) -> tuple[int, int]:
-        """Tiles below each other, and side by side."""
+        """Return how many tiles of a matrix lie below each other, and how many side by side."""
         return -(-len(matrix) // self.tile), -(-matrix.numel() // len(matrix) // self.tile)
 
     def _paste(self, tiles: torch.Tensor, matrix: torch.Tensor) -> None:
@@ -117,19 +120,20 @@ class DCT(Codec):
         tiles.view(down, across, self.tile, self.tile).copy_(square)
 
     def _cut(self, tiles: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """The inverse of `_paste`, without the padding and in the shape of `like`."""
+        """Undo `_paste`: return the matrix without the padding and in the shape of `like`."""
         down, across = self._grid(like)
         matrix = tiles.view(down, across, self.tile, self.tile).transpose(1, 2)
         matrix = matrix.reshape(down * self.tile, across * self.tile)
         return matrix[: len(like), : like.numel() // len(like)].reshape(like.shape)
 
+    @override
     def _generator(self, state: State, peers: Peers, device: torch.device) -> torch.Generator | None:
         return self.codec._generator(state, peers, device)
 
 
 @functools.cache
 def _cosines(size: int) -> torch.Tensor:
-    """The orthonormal DCT-II matrix, [size, size] float64, entries rounded to multiples of 2**-24."""
+    """Return the orthonormal DCT-II matrix, [size, size] float64, entries rounded to multiples of 2**-24."""
     k, n = torch.arange(size, dtype=torch.float64)[:, None], torch.arange(size, dtype=torch.float64)
     matrix = torch.cos(math.pi / size * (n + 0.5) * k) * math.sqrt(2 / size)
     matrix[0] = math.sqrt(1 / size)

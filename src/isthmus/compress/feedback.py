@@ -26,15 +26,15 @@ class ErrorFeedback:
 
     @property
     def replicated(self) -> bool:
-        """That of the compressor inside."""
+        """Whether the compressor inside gives every peer the same mean, bit for bit."""
         return self.compressor.replicated
 
     def message_fraction(self, state: State) -> float:
-        """That of the compressor inside."""
+        """Return the fraction that the compressor inside sent."""
         return self.compressor.message_fraction(state.get("compressor", {}))
 
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
-        """Mean of the messages, and what of `local` is not in this worker's own: see `Compressor.average`.
+        """Return the mean of the messages, and what of `local` is not in this worker's own message.
 
         A message also holds what was left of earlier ones, so that is the new residual less the old.
         """

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from typing_extensions import override
 
 from isthmus.compress import fused, native
 from isthmus.compress.base import Codec, slices
@@ -45,17 +46,17 @@ class Float4(Codec):
         check_scale_bits(self.scale_bits)
 
     @property
+    @override
     def row(self) -> int:
-        """One block."""
         return self.block
 
     @property
+    @override
     def row_bytes(self) -> int:
-        """The scale, then two values a byte."""
-        return self.scale_bits // 8 + self.block // 2
+        return self.scale_bits // 8 + self.block // 2  # the scale, then two values a byte
 
+    @override
     def encode(self, rows: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-        """[num_rows, block] float32 -> [num_rows, row_bytes] uint8."""
         payload = rows.new_empty(len(rows), self.row_bytes, dtype=torch.uint8)
         magnitudes = torch.tensor(_MAGNITUDES[self.format])
         midpoints = (magnitudes[1:] + magnitudes[:-1]) / 2
@@ -64,8 +65,8 @@ class Float4(Codec):
         one, borders = rows.new_tensor(1.0), tuple(midpoints.tolist())
         return torch.cat([fused.run(_encode, part, one, borders, self.scale_bits) for part in slices(rows)])
 
+    @override
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
-        """[num_rows, row_bytes] uint8 -> [num_rows, block] float32."""
         rows = payload.new_empty(len(payload), self.block, dtype=torch.float32)
         magnitudes = torch.tensor(_MAGNITUDES[self.format])
         values = torch.cat([magnitudes, -magnitudes])

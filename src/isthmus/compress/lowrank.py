@@ -53,16 +53,16 @@ class LowRank:
 
     @property
     def replicated(self) -> bool:
-        """Whether both compressors inside are."""
+        """Whether both compressors inside give every peer the same mean, bit for bit."""
         return self.factors.replicated and self.bypass.replicated
 
     def message_fraction(self, state: State) -> float:
-        """The last sync's rank, over the largest."""
+        """Return the rank of the last sync over the largest rank."""
         rank: int = state.get("rank", self.rank)
         return rank / self.rank
 
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
-        """Mean and residual; see `Compressor.average`."""
+        """Return the mean over peers and this worker's residual, as every compressor does."""
         if self.window:
             state["rank"] = self._agree(state, peers)
         shrinks = [self._shrinks(tensor, state) for tensor in local]
@@ -76,7 +76,7 @@ class LowRank:
         return mean, residual
 
     def _agree(self, state: State, peers: Peers) -> int:
-        """The rank of this sync."""
+        """Agree with the peers on the rank of this sync."""
         seen: list[float] = state.get("effective_ranks", [])
         own = torch.tensor([sum(seen) / len(seen) if seen else math.nan], dtype=torch.float64)
         everybody = zip(peers.all_gather([own]), peers.weights, strict=True)
@@ -91,7 +91,7 @@ class LowRank:
         return bool(rank * (len(tensor) + tensor.numel() // len(tensor)) < tensor.numel())
 
     def _power_iteration(self, matrices: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
-        """Mean and residual of matrices; replaces the warm start and the factor compressors' state."""
+        """Return mean and residual of matrices; replaces the warm start and the factor compressors' state."""
         p_state, q_state = dict(state.get("p", {})), dict(state.get("q", {}))
         start = self._warm_start(matrices, state)
         p_mean, _ = self.factors.average([a @ q for a, q in zip(matrices, start, strict=True)], p_state, peers)
@@ -110,7 +110,7 @@ class LowRank:
         return mean, residual
 
     def _warm_start(self, matrices: Tensors, state: State) -> Tensors:
-        """The last sync's Q, cut to the rank; random columns, equal on all workers, where there are too few."""
+        """Return the last sync's Q, cut to the rank; random columns, equal on all workers, where there are too few."""
         rank = state.get("rank", self.rank)
         old = state.get("start", [])
         if [len(q) for q in old] != [a.shape[1] for a in matrices]:
@@ -135,7 +135,7 @@ def _by_energy(q: torch.Tensor) -> tuple[torch.Tensor, float]:
 
 
 def _orthogonalise(columns: torch.Tensor) -> torch.Tensor:
-    """Orthonormal columns with the same span; arbitrary ones where columns are zero."""
+    """Return orthonormal columns with the same span; arbitrary ones where columns are zero."""
     q: torch.Tensor = torch.linalg.qr(columns).Q
     return q
 

@@ -34,15 +34,15 @@ class SharedMomentum:
 
     @property
     def replicated(self) -> bool:
-        """False: every worker's result holds its own pseudo-gradient."""
+        """Always False: every worker's result holds its own pseudo-gradient."""
         return False
 
     def message_fraction(self, state: State) -> float:
-        """That of the compressor inside."""
+        """Return the fraction that the compressor inside sent."""
         return self.compressor.message_fraction(state.get("compressor", {}))
 
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
-        """This worker's outer gradient, and a residual of zero: the momentum remembers what was not sent."""
+        """Return this worker's outer gradient, and a residual of zero: the momentum remembers what was not sent."""
         gradient = [tensor.float() for tensor in local]
         momentum = state.get("momentum", [torch.zeros_like(tensor) for tensor in gradient])
         momentum = [torch.add(g, m, alpha=self.decay) for g, m in zip(gradient, momentum, strict=True)]

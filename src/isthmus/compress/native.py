@@ -67,7 +67,7 @@ def _fits(tensor: torch.Tensor) -> bool:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """The compiled kernels from this user's cache, compiled first if need be; None where that does not work."""
+    """Return the compiled kernels from this user's cache, compiled first if need be; None where that does not work."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:
         return None
@@ -97,7 +97,7 @@ def _cache_folder() -> Path:
 
 
 def _cpu() -> bytes:
-    """What this machine's processor can do; a cache in a shared home folder serves several kinds."""
+    """Describe this machine's processor: a cache in a shared home folder serves several kinds."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -6,24 +6,24 @@ import torch
 
 
 def to_bytes(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[rows, count] cast to `dtype`, as its bytes: [rows, count * itemsize] uint8, in memory of its own."""
+    """Return values [rows, count] cast to `dtype` as bytes [rows, count * itemsize] uint8, in memory of its own."""
     return torch.empty(values.shape, dtype=dtype, device=values.device).copy_(values).view(torch.uint8)
 
 
 def from_bytes(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The inverse of `to_bytes`; `data` may lie at any address, the result is aligned."""
+    """Undo `to_bytes`; `data` may lie at any address, the result is aligned."""
     values = torch.empty(len(data), data.shape[1] // dtype.itemsize, dtype=dtype, device=data.device)
     values.view(torch.uint8).copy_(data)
     return values
 
 
 def packed_bytes(count: int, bits: int) -> int:
-    """Bytes that `pack` needs for a row of `count` values of `bits` bits."""
+    """Return the bytes that `pack` needs for a row of `count` values of `bits` bits."""
     return sum(-(-count * width // 8) for width in _widths(bits))
 
 
 def pack(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """[rows, count] integers below 2**bits -> [rows, packed_bytes(count, bits)] uint8.
+    """Pack [rows, count] integers below 2**bits into [rows, packed_bytes(count, bits)] uint8.
 
     A byte of 4-bit values holds value j of the row's first half below value j of its second half (for 2 bits:
     quarters, for 1 bit: eighths), so that packing works on whole slices instead of on neighbours. Other widths
@@ -38,7 +38,7 @@ def pack(values: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor, bits: int, count: int) -> torch.Tensor:
-    """The inverse of `pack`: [rows, packed_bytes(count, bits)] uint8 -> [rows, count] uint8, int64 above 8 bits."""
+    """Undo `pack`: [rows, packed_bytes(count, bits)] uint8 to [rows, count] uint8, int64 above 8 bits."""
     if bits in (1, 2, 4, 8):
         return _unpack_power_of_two(packed, bits, count)
     values = torch.zeros(len(packed), count, dtype=torch.int64, device=packed.device)
@@ -76,17 +76,17 @@ def _unpack_power_of_two(packed: torch.Tensor, bits: int, count: int) -> torch.T
 
 
 def low_bits(keep: int, of: int) -> int:
-    """Bits of an index that Elias-Fano coding stores as they are: floor(log2(of / keep))."""
+    """Return the bits of an index that Elias-Fano coding stores as they are: floor(log2(of / keep))."""
     return (of // keep).bit_length() - 1
 
 
 def sorted_bytes(keep: int, of: int) -> int:
-    """Bytes that `pack_sorted` needs for `keep` indices below `of`."""
+    """Return the bytes that `pack_sorted` needs for `keep` indices below `of`."""
     return packed_bytes(keep, low_bits(keep, of)) + packed_bytes(_bitmap_bits(keep, of), 1)
 
 
 def pack_sorted(indices: torch.Tensor, of: int) -> torch.Tensor:
-    """Strictly increasing indices below `of`, [rows, keep] int64 -> [rows, sorted_bytes(keep, of)] uint8.
+    """Pack strictly increasing indices below `of`, [rows, keep] int64, into [rows, sorted_bytes(keep, of)] uint8.
 
     Elias-Fano: the l = `low_bits` low bits of each index as they are, then a bitmap of keep + ceil(of / 2**l) bits
     in which the bit at (high part + rank) stands for one index. For 64 of 4,096 that is 8 bits an index, where
@@ -101,7 +101,7 @@ def pack_sorted(indices: torch.Tensor, of: int) -> torch.Tensor:
 
 
 def unpack_sorted(packed: torch.Tensor, keep: int, of: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The inverse of `pack_sorted`: ([rows, keep] int64 indices, [rows, 1] bool: whether the row is valid).
+    """Undo `pack_sorted`: return [rows, keep] int64 indices, and [rows, 1] bool: whether the row is valid.
 
     Bytes that `pack_sorted` cannot have written give an invalid row; its indices are then the first `keep`.
     """
@@ -109,9 +109,9 @@ def unpack_sorted(packed: torch.Tensor, keep: int, of: int) -> tuple[torch.Tenso
     start = packed_bytes(keep, low)
     bitmap = unpack(packed[:, start:], 1, size)
     rank = torch.arange(keep, device=packed.device)
-    places = torch.arange(size, device=packed.device, dtype=torch.int32)
-    places = torch.where(bitmap.bool(), places, size + of)  # what is not set sorts behind, and out of range
-    high = places.sort(dim=1).values[:, :keep] - rank
+    positions = torch.arange(size, device=packed.device, dtype=torch.int32)
+    positions = torch.where(bitmap.bool(), positions, size + of)  # what is not set sorts behind, and out of range
+    high = positions.sort(dim=1).values[:, :keep] - rank
     indices = high << low
     if low:
         indices = indices | unpack(packed[:, :start], low, keep)

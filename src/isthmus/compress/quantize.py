@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from typing_extensions import override
 
 from isthmus.compress import fused, native
 from isthmus.compress.base import Codec, slices
@@ -52,17 +53,17 @@ class Quantize(Codec):
         check_scale_bits(self.scale_bits)
 
     @property
+    @override
     def row(self) -> int:
-        """One block."""
         return self.block
 
     @property
+    @override
     def row_bytes(self) -> int:
-        """The scale, then the packed values."""
         return (self.scale_bits + self.block * self.bits) // 8
 
+    @override
     def encode(self, rows: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-        """[num_rows, block] float32 -> [num_rows, row_bytes] uint8."""
         if self.rounding == "nearest":
             payload = rows.new_empty(len(rows), self.row_bytes, dtype=torch.uint8)
             if native.run("quantize", [rows, payload], self.block, self.bits, self.scale_bits):
@@ -74,14 +75,15 @@ class Quantize(Codec):
             parts = [_encode(part, half, self.bits, self.scale_bits, False, generator) for part in slices(rows)]
         return torch.cat(parts)
 
+    @override
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
-        """[num_rows, row_bytes] uint8 -> [num_rows, block] float32."""
         rows = payload.new_empty(len(payload), self.block, dtype=torch.float32)
         if native.run("dequantize", [payload, rows], self.block, self.bits, self.scale_bits):
             return rows
         half = rows.new_tensor(_HALF_RANGE[self.bits])
         return fused.run(_decode, payload, half, self.bits, self.block, self.scale_bits)
 
+    @override
     def _generator(self, state: State, peers: Peers, device: torch.device) -> torch.Generator | None:
         """Seeded by this worker's rank and by the syncs so far, so that a repeated sync draws the same numbers."""
         if self.rounding == "nearest":

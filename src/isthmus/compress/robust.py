@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
+from typing_extensions import override
 
 from isthmus.compress.base import Codec, NotFinite, gather_parts, part_sizes, slices
 from isthmus.compress.cast import Cast
@@ -26,7 +27,7 @@ AddUp = Callable[[Tensors], torch.Tensor]  # norms of this owner's parts of n ve
 
 @dataclass(frozen=True)
 class RobustMean:
-    """What the rules below share: messages of a dense codec, averaged in two shots.
+    """A mean that bad workers move only so far; messages of a dense codec, combined in two shots.
 
     Attributes:
         codec: writes the messages; not a sparse one, as a coordinate of which most messages are silent has no
@@ -44,11 +45,11 @@ class RobustMean:
             )
 
     def message_fraction(self, state: State) -> float:
-        """All messages are of one size."""
+        """Return 1: all messages have one size."""
         return 1.0
 
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
-        """The robust mean, and what the codec did not write of `local`; see `Compressor.average`.
+        """Return the robust mean, and what the codec did not write of `local`.
 
         Raises:
             NotFinite: no message of positive weight is finite.
@@ -72,7 +73,7 @@ class RobustMean:
         return self.codec.from_rows(combined, local), self.codec.from_rows(residual, local)
 
     def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, add_up: AddUp) -> torch.Tensor:
-        """This owner's part of the mean.
+        """Return this owner's part of the mean.
 
         Args:
             messages: its part of n workers' messages, [rows, row] float32 each, finite; may be overwritten.
@@ -94,8 +95,8 @@ class Median(RobustMean):
     the middle are averaged. Weights are ignored, but for 0.
     """
 
+    @override
     def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, add_up: AddUp) -> torch.Tensor:
-        """See `RobustMean.combine`."""
         return _trimmed_mean(messages, len(messages))
 
 
@@ -116,8 +117,8 @@ class TrimmedMean(RobustMean):
         if self.trim < 0:
             raise UserError(f"trimmed_mean: trim {self.trim} must not be negative")
 
+    @override
     def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, add_up: AddUp) -> torch.Tensor:
-        """See `RobustMean.combine`."""
         return _trimmed_mean(messages, self.trim)
 
 
@@ -139,8 +140,8 @@ class NormClip(RobustMean):
         if not self.factor > 0:
             raise UserError(f"norm_clip: factor {self.factor} must be positive")
 
+    @override
     def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, add_up: AddUp) -> torch.Tensor:
-        """See `RobustMean.combine`."""
         return _weighted_sum(messages, weights * _clip_scales(norms, self.factor))
 
 
@@ -167,8 +168,8 @@ class CentredClip(RobustMean):
                 f"centred_clip: factor {self.factor} must be positive and iterations {self.iterations} at least 1"
             )
 
+    @override
     def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, add_up: AddUp) -> torch.Tensor:
-        """See `RobustMean.combine`."""
         centre = _trimmed_mean([message.clone() for message in messages], len(messages))
         for _ in range(self.iterations):
             distances = add_up([torch.linalg.vector_norm(message - centre) for message in messages])
@@ -178,7 +179,7 @@ class CentredClip(RobustMean):
 
 
 def _add_up(norms: Tensors, peers: Peers) -> torch.Tensor:
-    """Norms of this owner's parts of n vectors -> [n] float64: the whole vectors' norms, the same on all peers.
+    """Add up the norms of the owners' parts of n vectors to the vectors' own, [n] float64, the same on all peers.
 
     Infinite or NaN where a vector is not finite, or too long to be squared in float32.
     """
@@ -187,7 +188,7 @@ def _add_up(norms: Tensors, peers: Peers) -> torch.Tensor:
 
 
 def _clip_scales(norms: torch.Tensor, factor: float) -> torch.Tensor:
-    """[n] -> [n]: by how much each vector shrinks so that none is longer than `factor` times the lower median norm."""
+    """Return by how much each vector shrinks so that none is longer than `factor` times the lower median norm."""
     limit = factor * norms.median() if factor < torch.inf else norms.new_tensor(torch.inf)
     return torch.where(norms > limit, limit / norms, 1.0)
 
@@ -200,7 +201,7 @@ def _weighted_sum(vectors: Tensors, weights: torch.Tensor) -> torch.Tensor:
 
 
 def _trimmed_mean(messages: Tensors, trim: int) -> torch.Tensor:
-    """The mean without the `trim` extremes on each side, as far as any values are left; overwrites the messages."""
+    """Return the mean without the `trim` extremes on each side, as far as any are left; overwrites the messages."""
     trim = min(trim, (len(messages) - 1) // 2)
     if trim:
         for part in zip(*(slices(message) for message in messages), strict=True):

@@ -23,7 +23,7 @@ def check_scale_bits(bits: int) -> None:
 
 
 def encode_scale(scale: torch.Tensor, bits: int) -> torch.Tensor:
-    """[rows, 1] float32, not negative -> [rows, bits / 8] uint8, rounded up so that no value exceeds its scale.
+    """Encode scales [rows, 1] float32, not negative, as [rows, bits / 8] uint8: rounded up, so none is exceeded.
 
     8 bits: 6 of exponent and 2 of mantissa, 2**-44 (code 0, which means zero) to 1.5 * 2**19; code 255 means "not
     finite". 16 bits: bfloat16. 32 bits: float32. What is below the range (2**-100 for 16 and 32 bits) is sent as
@@ -43,7 +43,7 @@ def encode_scale(scale: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def decode_scale(code: torch.Tensor) -> torch.Tensor:
-    """[rows, bits / 8] uint8 -> [rows, 1] float32."""
+    """Decode scales [rows, bits / 8] uint8 to [rows, 1] float32."""
     bits = 8 * code.shape[1]
     if bits == 32:
         return from_bytes(code, torch.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from typing_extensions import override
 
 from isthmus.compress import native
 from isthmus.compress.base import Codec, slices
@@ -37,31 +38,32 @@ class TopK(Codec):
             raise UserError(f"topk: values must be a codec whose row or block divides keep {self.keep}: {self.values}")
 
     @property
+    @override
     def sparse(self) -> bool:
-        """True: a mean of messages has more values than one message holds."""
         return True
 
     @property
+    @override
     def row(self) -> int:
-        """One chunk."""
         return self.chunk
 
     @property
+    @override
     def row_bytes(self) -> int:
-        """The indices, then the encoded values."""
         return self._index_bytes + self.keep // self.values.row * self.values.row_bytes
 
     @property
     def _index_bytes(self) -> int:
         return sorted_bytes(self.keep, self.chunk)
 
+    @override
     def encode(self, rows: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-        """[num_rows, chunk] float32 -> [num_rows, row_bytes] uint8."""
         indices = self._select(rows)
         kept = rows.gather(1, indices).view(-1, self.values.row)
         values = self.values.encode(kept, generator).view(len(rows), self.row_bytes - self._index_bytes)
         return torch.cat([pack_sorted(indices, self.chunk), values], dim=1)
 
+    @override
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
         """[num_rows, row_bytes] uint8 -> [num_rows, chunk] float32, zero where nothing was sent."""
         indices, valid = unpack_sorted(payload[:, : self._index_bytes], self.keep, self.chunk)
@@ -77,6 +79,7 @@ class TopK(Codec):
             return indices
         return torch.cat([_largest(part, self.keep) for part in slices(rows)])
 
+    @override
     def _generator(self, state: State, peers: Peers, device: torch.device) -> torch.Generator | None:
         return self.values._generator(state, peers, device)
 

@@ -1,4 +1,4 @@
-"""The foundation: the words of the house. Imports torch only."""
+"""The foundation: types, fragments, schedules, registries. Imports torch only."""
 
 from isthmus.core.fragment import BufferRule, Fragment, buffer_rules, split_balanced, split_strided, split_whole
 from isthmus.core.registry import Registry, nearest

@@ -9,7 +9,7 @@ import torch
 
 from isthmus.core.types import State, Tensors
 
-_MARK = "$"  # key of a tensor's place, a tuple, or a dict that JSON has no word for
+_MARK = "$"  # key of a tensor's number, a tuple, or a dict that JSON has no word for
 _MAX_DEPTH = 64
 
 
@@ -22,7 +22,7 @@ def flatten(state: State) -> tuple[Any, Tensors]:
         state: dicts (keys: strings and integers), lists, tuples, tensors, numbers, strings, bools and None.
 
     Returns:
-        The skeleton, plain JSON with a numbered place for every tensor, and the tensors in the order of these numbers.
+        The skeleton, plain JSON with a number for every tensor, and the tensors in the order of these numbers.
 
     Raises:
         TypeError: something in it is neither a tensor nor plain; the message says where.
@@ -32,7 +32,7 @@ def flatten(state: State) -> tuple[Any, Tensors]:
 
 
 def unflatten(skeleton: Any, tensors: Sequence[Any]) -> State:
-    """The inverse of `flatten`; the skeleton may come from anybody.
+    """Undo `flatten`; the skeleton may come from anybody.
 
     Raises:
         ValueError: it is malformed, or does not hold each of the tensors exactly once.
@@ -42,7 +42,7 @@ def unflatten(skeleton: Any, tensors: Sequence[Any]) -> State:
     if not isinstance(state, dict):
         raise ValueError("a state must be a dict")
     if left:
-        raise ValueError(f"{len(left)} tensors have no place in the state")
+        raise ValueError(f"{len(left)} tensors are not in the skeleton of the state")
     return state
 
 
@@ -87,7 +87,7 @@ def _unflatten(value: Any, left: dict[int, Any], depth: int) -> Any:
             return tuple(_unflatten(item, left, depth - 1) for item in items)
         case {"$": "dict", "items": list(items)} if len(value) == 2 and all(_is_item(item) for item in items):
             return {key: _unflatten(item, left, depth - 1) for key, item in items}
-    raise ValueError("a state holds what should be the place of a tensor, a tuple or a dict, and is none")
+    raise ValueError("a state marks something as a tensor, a tuple or a dict that is none of them")
 
 
 def _is_item(item: Any) -> bool:

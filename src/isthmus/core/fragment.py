@@ -59,7 +59,7 @@ class Fragment:
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return self.params[0].device if self.params else torch.device("cpu")
 
     @property
@@ -69,7 +69,7 @@ class Fragment:
 
     @classmethod
     def of(cls, name: str, params: dict[str, nn.Parameter]) -> Fragment:
-        """A fragment of these parameters, anchored at their present values."""
+        """Make a fragment of these parameters, anchored at their present values."""
         views = [local_view(param) for param in params.values()]
         return cls(name, views, [nn.Parameter(view.to(torch.float32, copy=True)) for view in views], list(params))
 
@@ -98,11 +98,11 @@ def split_strided(model: nn.Module, num_fragments: int) -> list[Fragment]:
             *(num_fragments, num_fragments),
         )
         return split_balanced(model, num_fragments)
-    places = {number: place for place, (number, _) in enumerate(blocks.named_children())}  # a stage has only some
+    order = {number: index for index, (number, _) in enumerate(blocks.named_children())}  # a stage has only some
     owner = {}
     for key in _trainable(model):
         if key.startswith(f"{name}."):
-            owner[key] = places[key[len(name) + 1 :].split(".", 1)[0]] % num_fragments
+            owner[key] = order[key[len(name) + 1 :].split(".", 1)[0]] % num_fragments
     return _assemble(model, owner, num_fragments)
 
 
@@ -141,7 +141,7 @@ def _assemble(
 
 
 def buffer_rules(model: nn.Module) -> dict[str, BufferRule]:
-    """What happens to every buffer of a model when workers sync.
+    """Return what happens to every buffer of a model when workers sync.
 
     A module says it by an attribute `buffer_rules`, {name: rule}. "averaged": the mean over the workers, after every
     sync, which the running statistics of batch norm are unless they say otherwise; "replicated": what all workers

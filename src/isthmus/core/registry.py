@@ -10,7 +10,7 @@ from isthmus.core.types import UserError
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """A hint for a misspelt word: its nearest known neighbour, or all known words."""
+    """Return a hint for a misspelt word: its nearest known neighbour, or all known words."""
     close = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
 
@@ -26,11 +26,11 @@ class Registry:
         self.paths = paths
 
     def names(self) -> list[str]:
-        """All registered names."""
+        """Return all registered names."""
         return list(self.paths)
 
     def get(self, name: str) -> Any:
-        """The component called `name`; `name` may itself be an import path "package.module:Attribute"."""
+        """Return the component called `name`; `name` may itself be an import path "package.module:Attribute"."""
         path = self.paths.get(name, name)
         if ":" not in path:
             raise UserError(f"unknown {self.kind} {name!r}: {nearest(name, self.names())}")
@@ -41,6 +41,6 @@ class Registry:
             raise UserError(f"{self.kind} {name!r} cannot be imported: {error}") from error
 
     def name_of(self, component: type) -> str:
-        """The registered name of a class, or its import path."""
+        """Return the registered name of a class, or its import path."""
         path = f"{component.__module__}:{component.__qualname__}"
         return next((name for name, known in self.paths.items() if known == path), path)

@@ -1,4 +1,4 @@
-"""Which fragment begins or finishes its sync after which inner step."""
+"""The schedule of syncs: which fragment begins or finishes its sync after which inner step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class SyncSchedule:
     def __post_init__(self) -> None:
         H, P, tau = self.local_steps, self.num_fragments, self.overlap_steps
         if H < 1 or P < 1 or tau < 0 or self.warm_start_steps < 0 or self.warm_start_every < 1:
-            raise UserError("schedule: local_steps, num_fragments and warm_start_every must be at least 1, others 0")
+            raise UserError(
+                "schedule: local_steps, num_fragments and warm_start_every must be at least 1, overlap_steps and "
+                "warm_start_steps at least 0"
+            )
         if H % P:
             raise UserError(f"schedule: local_steps {H} is not divisible by num_fragments {P}: choose a multiple")
         if tau > H:
@@ -44,7 +47,7 @@ class SyncSchedule:
         return step <= self.warm_start_steps
 
     def begins(self, step: int) -> list[int]:
-        """Fragments captured and sent after inner step `step`, in the order in which all workers send them."""
+        """Return the fragments captured and sent after inner step `step`, in the order of sending."""
         if self.warm(step):
             return list(range(self.num_fragments)) if step % self.warm_start_every == 0 else []
         phase = (step - self.warm_start_steps) % self.local_steps
@@ -52,10 +55,9 @@ class SyncSchedule:
         return [] if phase % interval else [(phase // interval - 1) % self.num_fragments]
 
     def finishes(self, step: int) -> list[int]:
-        """Fragments whose sync is due after inner step `step`.
+        """Return the fragments whose sync is due after inner step `step`.
 
-        With a full delay (tau = H) an empty sync lands at the first boundary, so a fragment finishes
-        there although nothing was sent before.
+        With a full delay (tau = H) an empty sync is finished at the first boundary, although nothing was sent before.
         """
         if self.warm(step):
             return self.begins(step)

@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 class SideStream:
-    """The stream of a thread that works beside the training thread.
+    """A GPU stream for a thread that works beside the training thread.
 
     A job sees all that the thread which gave it had begun; when it returns, its work on the device is done too. So
     nobody has to wait for a result that is there, and what a job was given is free again.
@@ -21,7 +21,7 @@ class SideStream:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def mark(self) -> torch.Event | None:
-        """How far the calling thread's stream has come, for `run`."""
+        """Mark how far the calling thread's stream has come, for `run`."""
         return None if self._stream is None else torch.cuda.current_stream(self._stream.device).record_event()
 
     def run(self, job: Callable[[], Result], after: torch.Event | None) -> Result:
@@ -44,7 +44,7 @@ def hand_over(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def copy_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy, complete on return; in CPU memory it is pinned where there is CUDA, which makes it fast.
+    """Return a copy, complete on return; in CPU memory it is pinned where there is CUDA, which makes it fast.
 
     Only the calling thread and its stream wait.
     """

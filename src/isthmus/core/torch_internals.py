@@ -1,4 +1,4 @@
-"""What isthmus needs of torch and glibc that they do not promise to keep.
+"""All that isthmus needs of torch and glibc that they do not promise to keep.
 
 Everything of the kind stands here, with why, and with a test of the same name in tests/core/test_torch_internals.py:
 where a new version of torch breaks one of these, that test says which.

@@ -1,4 +1,4 @@
-"""The words every floor of the house shares: tensors, state, peers, reports."""
+"""The types that every floor shares: tensors, state, peers, reports."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ class Peers(Protocol):
     worker_group: WorkerGroup  # the ranks of this very worker
 
     def all_reduce_mean(self, tensors: Tensors) -> Tensors:
-        """Weighted mean of everybody's float32 tensors (dense all-reduce), the same bits on every peer."""
+        """Return the weighted mean of everybody's float32 tensors, the same bits on every peer."""
         ...
 
     def all_gather(self, tensors: Tensors) -> list[Tensors]:
-        """Everybody's tensors in rank order; shapes and dtypes must be equal on all peers."""
+        """Return everybody's tensors in rank order; shapes and dtypes must be equal on all peers."""
         ...
 
     def all_to_all(self, parts: list[Tensors]) -> list[Tensors]:
-        """All-to-all: part i goes to rank i; returns the part every rank sent to this one, in rank order.
+        """Send part i to rank i; return the parts that all ranks sent to this one, in rank order.
 
         All parts that go to one rank have equal shapes and dtypes on all senders: what arrives looks
         like this rank's own `parts[rank]`.
@@ -72,7 +72,7 @@ class Peers(Protocol):
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What one sync of one fragment did, as seen by this worker."""
+    """The report of one sync of one fragment, as seen by this worker."""
 
     outer_step: int  # number of this sync, counted over all fragments
     fragment: str
