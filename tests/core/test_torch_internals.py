@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, TCPStore
 
 from isthmus.core import torch_internals
-import pytest
 
 LOOKUPS = """
 import socket
