@@ -57,7 +57,9 @@ BAD = {
     "wrong type": (["train", "CONFIG", "--set", "train.steps=many"], "train.steps"),
     "tau > H": (["show", "CONFIG", "--set", "outer.schedule.overlap_steps=3"], "overlap_steps 3 is more than"),
     "H not divisible by P": (["show", "CONFIG", "--set", "outer.schedule.num_fragments=3"], "not divisible"),
-    "missing data": (["train", "CONFIG", "--set", "data.source=nowhere"], "'nowhere' does not exist"),
+    "missing data": (["train", "CONFIG", "--set", "data.source=./nowhere"], "'./nowhere' does not exist"),
+    "too few steps": (["launch", "CONFIG", "--set", "train.steps=-5"], "train.steps: should be greater than 0, got -5"),
+    "a backend": (["show", "CONFIG", "--set", "outer.transport.type=nccl"], "set outer.transport.backend=nccl"),
     "fewer ranks than the config says": (["train", "CONFIG", "--set", "train.workers=2"], "2 workers, but 1 rank"),
     "nothing to resume": (["train", "CONFIG", "--resume"], "no usable checkpoint"),
 }
@@ -84,8 +86,15 @@ def test_a_file_that_holds_no_configuration(monkeypatch, capsys, config, text):
 
 def test_a_folder_that_cannot_be_written(monkeypatch, capsys, config, tmp_path):
     (tmp_path / "file").touch()
-    assert isthmus(monkeypatch, "launch", config, "--set", f"train.run_dir={tmp_path}/file/run") == 2
-    assert capsys.readouterr().err == f"error: {tmp_path}/file/run/logs: Not a directory\n"
+    for run_dir, reason in {
+        f"{tmp_path}/file/run": "Not a directory",
+        f"{tmp_path}/file": "File exists",
+        "/proc/x": "No such file or directory",
+    }.items():
+        for command in ("launch", "train"):
+            assert isthmus(monkeypatch, command, config, "--set", f"train.run_dir={run_dir}") == 2
+            expected = f"error: train.run_dir: the folder '{run_dir}' cannot be made ({reason}): choose another\n"
+            assert capsys.readouterr().err == expected
 
 
 def test_an_unforeseen_error_keeps_its_traceback(monkeypatch, config):

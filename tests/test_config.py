@@ -124,6 +124,13 @@ def test_a_compressor_where_a_compressor_belongs():
         ("outer.optimizer.lr=-1", "outer.optimizer: Invalid learning rate: -1.0"),
         ("outer.optimizer.momentun=1", "outer.optimizer.momentun: unknown key, did you mean 'momentum'?"),
         ("model.hidden_size=30", "hidden_size is 30, which does not split into 4 heads"),
+        ("train.steps=-5", "train.steps: should be greater than 0, got -5"),
+        ("train.workers=0", "train.workers: should be greater than 0, got 0"),
+        ("inner.optimizer.lr=nan", "inner.optimizer.lr: should be a finite number, got nan"),
+        ("inner.clip_norm=.inf", "inner.clip_norm: should be a finite number, got inf"),
+        ("outer.optimizer={type: adam, betas: [.nan, 0.9]}", "outer.optimizer: Invalid beta parameter at index 0: nan"),
+        ("outer.optimizer.weight_decay=.nan", "outer.optimizer.weight_decay: should be a finite number, got nan"),
+        ("outer.transport.type=gloo", "gloo is a backend of torch_dist: set outer.transport.backend=gloo"),
         ("model=big", "model: expected keys and values, got 'big'"),
     ],
 )

@@ -134,9 +134,10 @@ def launch(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides 
 
 @app.command()
 def show(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = None) -> None:
-    """Print the resolved configuration, the bytes of each sync, and where every part's code is."""
+    """Print the resolved configuration, the bytes of each sync, where every part's code is, and what does not fit."""
     from isthmus.config import dump
     from isthmus.recipes import load_config
+    from isthmus.tools.preflight import check_run
     from isthmus.tools.report import readable_bytes
     from isthmus.tools.show import import_paths, sync_bytes
 
@@ -150,6 +151,7 @@ def show(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = 
     for part, path in import_paths(loaded).items():
         table.add_row(part, path)
     console.print(table)
+    check_run(loaded)
 
 
 @app.command()
@@ -266,6 +268,8 @@ def _explain(error: Exception) -> tuple[str, int]:
             return str(error), 1
         case Interrupted():
             return str(error), 130
+        case MemoryError():
+            return "the memory of this machine is too small: lower inner.batch_size, or set inner.micro_batch_size", 1
         case ModuleNotFoundError(name="hivemind"):
             return "hivemind is not installed: pip install 'isthmus[p2p]'", 2
         case PermissionError() | NotADirectoryError() | FileExistsError():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
@@ -53,6 +54,13 @@ DEFAULTS = {  # what a configuration need not say, below the recipe and beside t
 def _component(registry: Registry, path: str, *given: str) -> BeforeValidator:
     """Says that a field holds a spec of this registry."""
     return BeforeValidator(lambda spec: check(registry, spec, path, given))
+
+
+def _read_transport(spec: Any) -> Spec:
+    kind = spec.get("type") if isinstance(spec, Mapping) else None
+    if kind in ("gloo", "nccl"):
+        raise UserError(f"outer.transport.type: {kind} is a backend of torch_dist: set outer.transport.backend={kind}")
+    return check(TRANSPORTS, spec, "outer.transport", _GIVEN_TO_TRANSPORTS)
 
 
 def _plain(component: type, path: str, example: str) -> BeforeValidator:
@@ -130,7 +138,7 @@ class OuterConfig(Section):
     """The method. Without a schedule there is no outer loop: gradients are averaged at every step (`ddp`)."""
 
     recipe: str
-    transport: Annotated[Spec, _component(TRANSPORTS, "outer.transport", *_GIVEN_TO_TRANSPORTS)]
+    transport: Annotated[Spec, BeforeValidator(_read_transport)]
     schedule: Annotated[SyncSchedule, _plain(SyncSchedule, "outer.schedule", "local_steps")] | None = None
     compressor: Annotated[Spec, _component(COMPRESSORS, "outer.compressor")] | None = None
     merge: Annotated[Spec, _component(MERGES, "outer.merge")] | None = None
@@ -199,7 +207,7 @@ def parse(values: Mapping[str, Any]) -> RunConfig:
         UserError: one line, naming the key by its path.
     """
     try:
-        return RunConfig.model_validate(values)
+        config = RunConfig.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         path = ".".join(str(part) for part in first["loc"])
@@ -209,6 +217,14 @@ def parse(values: Mapping[str, Any]) -> RunConfig:
             known = list(_section(first["loc"][:-1]).model_fields)
             raise UserError(f"{path}: unknown key, {nearest(str(first['loc'][-1]), known)}") from None
         raise UserError(sentence(path, first)) from None
+    for path, value in flat(config.model_dump()).items():
+        if any(isinstance(number, float) and not math.isfinite(number) for number in _each(value)):
+            raise UserError(f"{path}: should be a finite number, got {value}")
+    return config
+
+
+def _each(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, list | tuple) else [value]
 
 
 def _section(path: tuple[int | str, ...]) -> type[Section]:

@@ -91,6 +91,13 @@ def test_a_bad_file_is_one_line(tmp_path, text, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_in_another_encoding_is_one_line_with_advice(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("train: {steps: 3}", "utf-16")
+    with pytest.raises(UserError, match=r"run.yaml' is not text in UTF-8 \(UTF-16, perhaps\): save it as UTF-8"):
+        load_config(path)
+
+
 def test_a_missing_file_is_one_line(tmp_path):
     with pytest.raises(UserError, match="cannot read the configuration .*nothing.yaml': No such file"):
         load_config(tmp_path / "nothing.yaml")

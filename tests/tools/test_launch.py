@@ -142,10 +142,32 @@ def test_workers_end_with_their_launcher(config, start, tmp_path):
 
 @pytest.mark.processes
 def test_what_a_worker_finds_wrong_is_the_launchers_error(config, start, tmp_path):
-    code, out, err = finish(start(config, "--set", "data.source=./nowhere", "--workers", 1))
+    code, out, err = finish(start(config, "--set", "inner.batch_size=100000000", "--workers", 1))
     assert code == 2
-    assert err == "error: data: './nowhere' does not exist; give a file, a folder or stdlib\n"
+    assert re.match(r"error: inner.batch_size is 100000000, and the data set has \d+ training samples: lower it", err)
     assert "step" in out
+
+
+@pytest.mark.processes
+def test_what_is_known_before_is_said_before_any_worker_starts(config, start, tmp_path):
+    for override, message in {"data.source=./nowhere": "does not exist", "inner.optimizer.lr=nan": "finite"}.items():
+        code, out, err = finish(start(config, "--set", override))
+        assert (code, out) == (2, "")
+        assert message in err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.processes
+def test_a_finished_run_and_another_model_are_said_by_the_launcher(config, start, tmp_path):
+    code, _, err = finish(start(config, "--set", "train.steps=10", "--workers", 1))
+    assert (code, err) == (0, "")
+    for overrides, message in (
+        ((), f"{tmp_path}/run is finished after 10 steps: raise train.steps to train on"),
+        (("--set", "model.arguments.hidden_size=8"), "model.arguments.hidden_size is 4 there and 8 here"),
+    ):
+        code, out, err = finish(start(config, "--resume", "--workers", 1, "--set", "train.steps=10", *overrides))
+        assert (code, out) == (2, "")
+        assert message in err
 
 
 @pytest.mark.processes

@@ -37,11 +37,10 @@ def test_over_torchft_it_reaches_the_lighthouse_that_launch_starts(tmp_path, gra
             worker.leave()
 
 
-@pytest.mark.parametrize("grace_seconds", ["-1", ".nan", ".inf"])
-def test_a_grace_that_is_none_is_refused_before_anything_starts(tmp_path, grace_seconds):
-    config = load_config(None, [f"outer.transport={{type: torchft, grace_seconds: {grace_seconds}}}"])
+def test_a_grace_that_is_none_is_refused_before_anything_starts(tmp_path):
+    config = load_config(None, ["outer.transport={type: torchft, grace_seconds: -1}"])
     serve = transport_class(config).serve(config.outer.transport, tmp_path)
-    with pytest.raises(UserError, match="grace_seconds is (-1|nan|inf): it should be"), serve:
+    with pytest.raises(UserError, match="grace_seconds is -1: it should be"), serve:
         pass
 
 

@@ -80,6 +80,7 @@ class DataSpec(Protocol):
 
     One that also has a method `check_source` says with it, in a moment and without a model, what is missing: a
     `UserError` for a folder that is not there, a library that is not installed, text in another encoding than UTF-8.
+    One with `known_sizes` knows before it is opened some of what its data set's `sizes` will be.
     """
 
     @property

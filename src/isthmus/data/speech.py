@@ -60,6 +60,11 @@ class Speech(SourceOptions):
     audio_column: str = "audio"  # of tables
     text_column: str = "text"  # of tables
 
+    @property
+    def known_sizes(self) -> dict[str, int]:
+        """What a model must have at least, as far as it is known before reading."""
+        return {"vocab_size": len(VOCABULARY)} if self.transcripts else {}
+
     def check_source(self) -> None:
         """Refuse recordings that are not there, and libraries that are not installed, without reading a recording."""
         if self.streaming and not self._has_rows:
@@ -136,8 +141,7 @@ class Speech(SourceOptions):
             self.validation_fraction,
             lambda each: Shards(load_files(each, columns, "Audio", budget), reader.hold, each.name, budget),
         )
-        sizes = {"vocab_size": len(VOCABULARY)} if self.transcripts else {}
-        return StreamedRows(splits, reader, sizes, budget, ThreadPoolExecutor(_NUM_THREADS, "speech").map)
+        return StreamedRows(splits, reader, self.known_sizes, budget, ThreadPoolExecutor(_NUM_THREADS, "speech").map)
 
     def _sounds(self, dataset: Any) -> Any:
         """The column of sound alone, as the bytes of its files."""

@@ -56,6 +56,11 @@ class Text(SourceOptions):
     tokenizer: str = "bytes"  # or a folder, or a name on the Hub
     text_column: str | None = None  # of tables; None: "text". Where it is set plain text is a table, too: a row a line
 
+    @property
+    def known_sizes(self) -> dict[str, int]:
+        """What a model must have at least, as far as it is known before reading."""
+        return {"vocab_size": 256} if self.tokenizer == "bytes" else {}
+
     def check_source(self) -> None:
         """Refuse text that is not there, is empty, or not in UTF-8, without reading it."""
         with named_files():

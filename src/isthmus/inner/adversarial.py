@@ -39,12 +39,16 @@ class Adversarial:
         if self.discriminator_steps < 1:
             raise UserError(f"inner.optimizer.discriminator_steps is {self.discriminator_steps}; choose at least 1")
 
-    def build(self, model: nn.Module) -> CombinedOptimizer:
-        """Make one optimizer of those of the model's `discriminator` and `generator`, in this order."""
+    def check_model(self, model: nn.Module) -> None:
+        """Refuse a model, or its outline, that is not two networks."""
         if not is_adversarial(model):
             raise UserError(
                 "inner.optimizer: adversarial trains two networks (biggan), and this model is one: use adamw"
             )
+
+    def build(self, model: nn.Module) -> CombinedOptimizer:
+        """Make one optimizer of those of the model's `discriminator` and `generator`, in this order."""
+        self.check_model(model)
         networks: Any = model
         return CombinedOptimizer(
             self.discriminator.build(networks.discriminator), self.generator.build(networks.generator)

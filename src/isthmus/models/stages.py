@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from isthmus.core.types import UserError
-from isthmus.models.base import CausalLM, ModelSpec, ModuleNames, next_token_loss
+from isthmus.models.base import ModelSpec, ModuleNames, next_token_loss
 from isthmus.parallel.pipeline import LocalStages
 
 
@@ -43,6 +43,23 @@ class StageModule(nn.Module):
         return output if self.is_last else output.clone()  # of a view, which FSDP2 warns of as a module's output
 
 
+def check_stages(spec: ModelSpec, model: nn.Module, num_stages: int) -> ModuleNames:
+    """Return the names by which a model, or its outline, is split into so many stages.
+
+    Raises:
+        UserError: the model has fewer layers than stages, or is of a type that cannot be split.
+    """
+    names: ModuleNames | None = getattr(spec, "module_names", None)
+    if names is None:
+        raise UserError(f"mesh.pp: a model of type {type(spec).__name__} cannot be cut into stages; set it to 1")
+    num_layers = len(_blocks(model.get_submodule("network"), names))
+    if num_stages > num_layers:
+        raise UserError(
+            f"mesh: {num_stages} pipeline stages are too many for a model of {num_layers} layers; lower mesh.pp"
+        )
+    return names
+
+
 def split_into_stages(
     spec: ModelSpec, model: nn.Module, rank: int, num_ranks: int, stages_per_rank: int = 1
 ) -> LocalStages:
@@ -63,16 +80,10 @@ def split_into_stages(
     Raises:
         UserError: the model has fewer layers than stages, or is of a type that cannot be split.
     """
-    names: ModuleNames | None = getattr(spec, "module_names", None)
-    if names is None or not isinstance(model, CausalLM):
-        raise UserError(f"mesh.pp: a model of type {type(spec).__name__} cannot be cut into stages; set it to 1")
-    network = model.network
-    blocks = dict(enumerate(_blocks(network, names)))
     num_stages = num_ranks * stages_per_rank
-    if num_stages > len(blocks):
-        raise UserError(
-            f"mesh: {num_stages} pipeline stages are too many for a model of {len(blocks)} layers; lower mesh.pp"
-        )
+    names = check_stages(spec, model, num_stages)
+    network: Any = model.network
+    blocks = dict(enumerate(_blocks(network, names)))
     spans = [range(*bounds) for bounds in pairwise(_bounds(len(blocks), num_stages))]
     own, last = range(rank, num_stages, num_ranks), num_stages - 1
     stages = {s: _stage(network, names, spans[s], s == 0, s == last) for s in own}

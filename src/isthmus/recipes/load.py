@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import PositiveInt
 
 from isthmus.compress import COMPRESSORS
 from isthmus.config import DEFAULTS, RunConfig, TrainConfig, parse
@@ -105,15 +106,15 @@ def _plan(known: Layer) -> Plan:
     train, schedule = known["train"], known["outer"].get("schedule")
     local_steps = schedule.get("local_steps") if isinstance(schedule, Mapping) else None
     return Plan(
-        num_workers=convert(train["workers"], int, "train.workers"),
-        steps=convert(train["steps"], int, "train.steps"),
-        local_steps=convert(local_steps, int | None, "outer.schedule.local_steps"),
+        num_workers=convert(train["workers"], PositiveInt, "train.workers"),
+        steps=convert(train["steps"], PositiveInt, "train.steps"),
+        local_steps=convert(local_steps, PositiveInt | None, "outer.schedule.local_steps"),
         elastic=_is_elastic(known["outer"].get("transport")),
     )
 
 
 def _is_elastic(transport: Any) -> bool:
-    """Of one that is wrong or not installed `parse` tells later."""
+    """Return whether workers may come and go; `parse` tells later what is wrong with the transport."""
     try:
         return bool(TRANSPORTS.get(transport["type"]).limits.elastic)
     except (KeyError, TypeError, UserError):
@@ -122,10 +123,12 @@ def _is_elastic(transport: Any) -> bool:
 
 def _read_file(path: str | os.PathLike[str]) -> Layer:
     try:
-        values = yaml.safe_load(Path(path).read_text())
+        values = yaml.safe_load(Path(path).read_text("utf-8"))
+    except UnicodeDecodeError:
+        raise UserError(f"{str(path)!r} is not text in UTF-8 (UTF-16, perhaps): save it as UTF-8") from None
     except OSError as error:
         raise UserError(f"cannot read the configuration {str(path)!r}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except yaml.YAMLError as error:
         raise UserError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise UserError(f"{str(path)!r} must hold sections such as model and train, got {values!r}")

@@ -12,14 +12,14 @@ from typing import Any
 from rich.console import Console
 
 from isthmus.config import RunConfig
-from isthmus.core import UserError
 from isthmus.tools.fork_server import ForkServer
+from isthmus.tools.preflight import check_run
 from isthmus.tools.progress import LiveProgress
 from isthmus.tools.record import Record
 from isthmus.tools.workers import Workers, how_to_resume
 from isthmus.train.assemble import transport_class
 from isthmus.train.resume_check import check_resume
-from isthmus.train.run_folder import metrics_path
+from isthmus.train.run_folder import make_run_dir, refuse_begun
 
 _POLL_SECONDS = 0.1
 
@@ -47,15 +47,17 @@ def launch(
         The finished run; None when it was stopped before its end.
 
     Raises:
-        UserError: what the worker says that failed.
+        UserError: the run cannot begin, or a worker says so.
         WorkerFailed: a worker failed otherwise.
         Interrupted: a second Ctrl-C.
     """
     run_dir, name = Path(config.train.run_dir), name or config.outer.recipe
-    if not resume and metrics_path(run_dir, 0).exists():
-        raise UserError(f"{run_dir} holds a run already: go on with it by --resume, or choose another train.run_dir")
     if resume:
         check_resume(config)
+    else:
+        refuse_begun(run_dir)
+    check_run(config)
+    make_run_dir(run_dir)
     workers = config.train.workers
     ranks = f" of {config.mesh.num_ranks} ranks" if config.mesh.num_ranks > 1 else ""
     console.print(f"{name}: {workers} worker{'s'[: workers - 1]}{ranks}, {config.train.steps} steps, into {run_dir}")

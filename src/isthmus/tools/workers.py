@@ -70,7 +70,7 @@ class Workers:
     def __enter__(self) -> Self:
         """Start all workers."""
         logs = self.run_dir / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
+        logs.mkdir(exist_ok=True)
         self._config_path = logs / "config.yaml"  # what workers are given; they write the run's own once they agree
         self._config_path.write_text(yaml.safe_dump(dump(self.config), sort_keys=False))
         self._server.import_modules(getattr(MODELS.get(self.config.model["type"]), "libraries", ()))

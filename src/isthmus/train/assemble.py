@@ -16,7 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from isthmus.compress import COMPRESSORS
 from isthmus.config import OUTER_OPTIMIZERS, RunConfig, TrackConfig, dump, flat
 from isthmus.core import SPLITS, UserError
-from isthmus.data import DATA, DataSet
+from isthmus.data import DATA, DataSet, DataSpec
+from isthmus.data.base import check_source
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES, Adversarial, AdversarialStep, SupervisedStep
 from isthmus.inner.adversarial import is_adversarial
 from isthmus.inner.pipelined import PipelinedStep
@@ -42,18 +43,35 @@ _OWN = ("train.run_dir", "inner.micro_batch_size", "outer.offload", "data.max_ba
 
 def open_data(config: RunConfig, model: ModelSpec) -> DataSet:
     """Open the data, and check that they fit the model."""
+    data, options = _data_for(config, model)
+    data_set: DataSet = data.open(**options)
+    _check_sizes(model, data_set.sizes)
+    return data_set
+
+
+def check_data(config: RunConfig, model: ModelSpec) -> None:
+    """Refuse data that are not there or do not fit the model, as far as that shows without reading them."""
+    data, _ = _data_for(config, model)
+    check_source(data)
+    _check_sizes(model, getattr(data, "known_sizes", {}))
+
+
+def _data_for(config: RunConfig, model: ModelSpec) -> tuple[DataSpec, dict[str, Any]]:
+    """Return the data's description, and what its `open` wants to know of the model."""
     data, kind = build(DATA, config.data), config.data["type"]
     parameters = inspect.signature(data.open).parameters.values()
     needed = [each.name for each in parameters if each.default is each.empty or hasattr(model, each.name)]
     missing = [name for name in needed if not hasattr(model, name)]
     if missing:
         raise UserError(f"data: {kind} is for models with {missing[0]}, {config.model['type']} has none: choose others")
-    data_set: DataSet = data.open(**{name: getattr(model, name) for name in needed})
-    for name, size in data_set.sizes.items():
+    return data, {name: getattr(model, name) for name in needed}
+
+
+def _check_sizes(model: ModelSpec, sizes: dict[str, int]) -> None:
+    for name, size in sizes.items():
         known = getattr(model, name, size)
         if size > known:
             raise UserError(f"model.{name} is {known}, the data has {size}: raise it")
-    return data_set
 
 
 def build_model_spec(config: RunConfig) -> ModelSpec:
@@ -140,6 +158,18 @@ def build_outer_loop(config: RunConfig, model: nn.Module, transport: Transport) 
     )
 
 
+def check_inner_step(config: RunConfig, model: nn.Module) -> None:
+    """Refuse an inner step that does not fit the model, or its outline."""
+    optimizer = build(INNER_OPTIMIZERS, config.inner.optimizer)
+    if isinstance(optimizer, Adversarial):
+        optimizer.check_model(model)
+        if config.inner.compile:
+            raise UserError("inner.compile: adversarial steps are not compiled: set it to false")
+    elif is_adversarial(model):
+        kind = config.inner.optimizer["type"]
+        raise UserError(f"inner.optimizer: {kind} trains one network, the model has two: use {{type: adversarial}}")
+
+
 def build_inner_step(
     config: RunConfig,
     model: nn.Module,
@@ -156,8 +186,8 @@ def build_inner_step(
         stages: of a pipeline.
         wrap: puts what averages gradients between workers around what has a loss.
     """
-    inner = config.inner
-    spec = build(INNER_OPTIMIZERS, inner.optimizer)
+    inner, spec = config.inner, build(INNER_OPTIMIZERS, config.inner.optimizer)
+    check_inner_step(config, model)
     optimizer = spec.build(model)
     lr_schedule = build(LR_SCHEDULES, inner.lr_schedule).over(config.train.steps)
     options: dict[str, Any] = {
@@ -166,14 +196,9 @@ def build_inner_step(
         "precision": inner.precision,
     }
     if isinstance(spec, Adversarial):
-        if inner.compile:
-            raise UserError("inner.compile: adversarial steps are not compiled: set it to false")
         return AdversarialStep(
             model, optimizer, lr_schedule, discriminator_steps=spec.discriminator_steps, wrap=wrap, **options
         )
-    if is_adversarial(model):
-        kind = inner.optimizer["type"]
-        raise UserError(f"inner.optimizer: {kind} trains one network, the model has two: use {{type: adversarial}}")
     if stages is not None and device_mesh is not None:
         return PipelinedStep(model, stages, device_mesh, optimizer, lr_schedule, **options)
     return SupervisedStep(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
+from isthmus.core import UserError
+
 
 def name_of(worker: int, rank: int = 0) -> str:
     """Return the name in a process's files: 'worker-1', or for a worker's other ranks 'worker-1-rank-2'."""
@@ -14,6 +16,26 @@ def name_of(worker: int, rank: int = 0) -> str:
 def metrics_path(run_dir: Path, worker: int, rank: int = 0) -> Path:
     """Return the path of the metrics of a worker, or of one of its other ranks."""
     return run_dir / "metrics" / f"{name_of(worker, rank)}.jsonl"
+
+
+def make_run_dir(run_dir: Path) -> None:
+    """Make the folder of a run, and those above it.
+
+    Raises:
+        UserError: that cannot be.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"train.run_dir: the folder {str(run_dir)!r} cannot be made ({error.strerror}): choose another"
+        ) from error
+
+
+def refuse_begun(run_dir: Path, worker: int = 0, rank: int = 0) -> None:
+    """Refuse to begin a run in a folder that holds one already."""
+    if metrics_path(run_dir, worker, rank).exists():
+        raise UserError(f"{run_dir} holds a run already: go on with it by --resume, or choose another train.run_dir")
 
 
 def write_file(path: Path, text: str) -> None:

@@ -27,7 +27,7 @@ from isthmus.train.metrics import MetricsFile, Totals
 from isthmus.train.process import Process, peers_named, restart_reasons
 from isthmus.train.reshard import load_resharded
 from isthmus.train.resume_check import already_finished
-from isthmus.train.run_folder import metrics_path, reason_of, write_file
+from isthmus.train.run_folder import make_run_dir, metrics_path, reason_of, write_file
 from isthmus.train.static_lifecycle import StaticLifecycle
 from isthmus.train.summary import part_of_summary, write_summary
 from isthmus.train.trackers import Trackers
@@ -251,7 +251,7 @@ class Trainer:
         return metrics_path(self.run_dir, self.process.worker, self.process.rank)
 
     def _open_files(self) -> None:
-        self.run_dir.mkdir(parents=True, exist_ok=True)
+        make_run_dir(self.run_dir)
         if self.process.is_first_rank:
             (self.run_dir / f"worker-{self.process.worker}.json").unlink(missing_ok=True)
         path = self.run_dir / "config.yaml"

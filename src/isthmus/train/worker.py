@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.config import RunConfig
-from isthmus.core import UserError
 from isthmus.train.process import find_process
-from isthmus.train.run_folder import metrics_path
+from isthmus.train.run_folder import refuse_begun
 from isthmus.train.trackers import open_trackers
 from isthmus.train.trainer import Trainer
 
@@ -33,8 +32,8 @@ def train(config: RunConfig, resume: bool = False) -> dict[str, Any]:
         NotSaved: the last checkpoint or the summary could not be written.
     """
     process, run_dir = find_process(config), Path(config.train.run_dir)
-    if not resume and metrics_path(run_dir, process.worker, process.rank).exists():
-        raise UserError(f"{run_dir} holds a run already: go on with it by --resume, or choose another train.run_dir")
+    if not resume:
+        refuse_begun(run_dir, process.worker, process.rank)
     with open_trackers(config, process) as trackers:
         trainer = Trainer(config, process, trackers)
         if resume:
