@@ -1,10 +1,11 @@
 """Runs that several tests look at."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from train_processes import MESHES, NOT_ELEMENTWISE, Job, recipe, run_jobs, said
+from train_processes import MESHES, NOT_ELEMENTWISE, THREE_WORKERS, Job, recipe, run_jobs, said
 
 from isthmus.recipes import RECIPES
 
@@ -19,13 +20,13 @@ def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 @pytest.fixture(scope="session")
 def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One uninterrupted run a recipe with two workers, in folders called after the recipes."""
-    return _run_all(2, tmp_path_factory.mktemp("two-workers"))
+    return _run_all(RECIPES.names(), 2, tmp_path_factory.mktemp("two-workers"))
 
 
 @pytest.fixture(scope="session")
 def three_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with three workers: an odd count, and means in two shots."""
-    return _run_all(3, tmp_path_factory.mktemp("three-workers"))
+    """The same with three workers, an odd count, for each way in which bytes go: a ring, two shots, one shot."""
+    return _run_all(THREE_WORKERS, 3, tmp_path_factory.mktemp("three-workers"))
 
 
 @pytest.fixture(scope="session")
@@ -40,8 +41,8 @@ def meshed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _run_all(num_workers: int, folder: Path) -> Path:
+def _run_all(names: Sequence[str], num_workers: int, folder: Path) -> Path:
     """The same processes run all recipes, one after the other."""
-    jobs = [Job([*recipe(name), f"train.run_dir={folder / name}"]) for name in RECIPES.names()]
+    jobs = [Job([*recipe(name), f"train.run_dir={folder / name}"]) for name in names]
     assert run_jobs(jobs, num_workers) == [0] * num_workers
     return folder

@@ -88,13 +88,13 @@ def test_what_a_worker_of_several_ranks_cannot_do(overrides, message):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "ranks", "message"),
+    ("mesh", "workers", "ranks", "message"),
     [
-        ("mesh.shard=2", 3, "the configuration says 2 workers of 2 ranks, but 3 ranks started"),
-        ("mesh.pp=3", 6, "mesh: 3 pipeline stages are too many for a model of 2 layers; lower mesh.pp"),
-        ("mesh.tp=4", 8, "heads"),
+        ("mesh.shard=2", 2, 3, "the configuration says 2 workers of 2 ranks, but 3 ranks started"),
+        ("mesh.pp=3", 1, 3, "mesh: 3 pipeline stages are too many for a model of 2 layers; lower mesh.pp"),
+        ("mesh.tp=4", 1, 4, "heads"),
     ],
 )
-def test_a_mesh_that_does_not_fit(tmp_path, mesh, ranks, message):
-    assert run(tmp_path, mesh, num_workers=ranks, workers_said=2) == [2] * ranks
+def test_a_mesh_that_does_not_fit(tmp_path, mesh, workers, ranks, message):
+    assert run(tmp_path, mesh, num_workers=ranks, workers_said=workers) == [2] * ranks
     assert [message in said(tmp_path, rank) for rank in range(ranks)] == [True] * ranks

@@ -6,7 +6,7 @@ import random
 import signal
 
 import pytest
-from train_processes import events, final_weights, run, said, summary
+from train_processes import THREE_WORKERS, events, final_weights, run, said, summary
 
 from isthmus.recipes import RECIPES
 from isthmus.transport.peers import ring_bytes
@@ -16,53 +16,52 @@ pytestmark = pytest.mark.processes
 PRIVATE = {"eager"}  # anchors differ between workers
 
 
-@pytest.fixture(params=["two_workers", "three_workers"])
-def all_runs(request):
-    return request.getfixturevalue(request.param)
+@pytest.fixture(params=[*(f"two {name}" for name in RECIPES.names()), *(f"three {name}" for name in THREE_WORKERS)])
+def finished(request):
+    """The folder of every run that nothing befell."""
+    number, name = request.param.split()
+    return request.getfixturevalue(f"{number}_workers") / name
 
 
-@pytest.mark.parametrize("name", RECIPES.names())
-def test_the_loss_falls(all_runs, name):
-    losses = [event["loss"] for event in events(all_runs / name, 0, "step")]
+def test_the_loss_falls(finished):
+    losses = [event["loss"] for event in events(finished, 0, "step")]
     assert len(losses) == 30
     assert sum(losses[-5:]) / 5 < losses[0] - 0.5
-    assert summary(all_runs / name)["eval_loss"] < math.log(256) - 0.2
+    assert summary(finished)["eval_loss"] < math.log(256) - 0.2
 
 
-@pytest.mark.parametrize("name", RECIPES.names())
-def test_identity_34_anchors_are_equal_where_they_are_replicated(all_runs, name):
-    hashes = summary(all_runs / name)["anchor_hash"].values()
+def test_identity_34_anchors_are_equal_where_they_are_replicated(finished):
+    hashes = summary(finished)["anchor_hash"].values()
     assert len(hashes) in (2, 3)
-    assert len(set(hashes)) == (len(hashes) if name in PRIVATE else 1)
+    assert len(set(hashes)) == (len(hashes) if finished.name in PRIVATE else 1)
 
 
-@pytest.mark.parametrize("name", RECIPES.names())
-def test_the_summary_is_the_sum_of_the_metrics(all_runs, name):
-    joined = summary(all_runs / name)
+def test_the_summary_is_the_sum_of_the_metrics(finished):
+    joined = summary(finished)
     for worker in range(joined["workers"]):
-        syncs = events(all_runs / name, worker, "sync")
+        syncs = events(finished, worker, "sync")
         assert len(syncs) == joined["num_syncs"]
         assert all(sync["committed"] and sync["num_peers"] == joined["workers"] for sync in syncs)
         assert sum(sync["sent_bytes"] for sync in syncs) == joined["sent_bytes"][worker]
         assert joined["hidden_seconds"][worker] <= joined["sync_seconds"][worker]
 
 
-@pytest.mark.parametrize("name", RECIPES.names())
-def test_only_worker_0_evaluates(all_runs, name):
-    assert [event["step"] for event in events(all_runs / name, 0, "eval")] == [10, 20, 30]
-    assert events(all_runs / name, 1, "eval") == []
+def test_only_worker_0_evaluates(finished):
+    assert [event["step"] for event in events(finished, 0, "eval")] == [10, 20, 30]
+    assert events(finished, 1, "eval") == []
 
 
-def test_identity_35_ddp_sends_what_a_ring_sends(all_runs):
-    joined = summary(all_runs / "ddp")
+@pytest.mark.parametrize("number", ["two", "three"])
+def test_identity_35_ddp_sends_what_a_ring_sends(request, number):
+    joined = summary(request.getfixturevalue(f"{number}_workers") / "ddp")
     assert (
         joined["sent_bytes"] == [30 * ring_bytes(4 * joined["num_parameters"], joined["workers"])] * joined["workers"]
     )
 
 
-def test_every_recipe_sends_less_than_ddp(all_runs):
-    most = summary(all_runs / "ddp")["sent_bytes"][0]
-    assert all(summary(all_runs / name)["sent_bytes"][0] < most for name in RECIPES.names() if name != "ddp")
+def test_every_recipe_sends_less_than_ddp(finished):
+    if finished.name != "ddp":
+        assert summary(finished)["sent_bytes"][0] < summary(finished.parent / "ddp")["sent_bytes"][0]
 
 
 def same_run(folder, expected, num_workers=2):
@@ -73,21 +72,16 @@ def same_run(folder, expected, num_workers=2):
         assert final_weights(folder, worker) == final_weights(expected, worker)
 
 
-@pytest.mark.parametrize("name", ["diloco", "streaming", "sparseloco"])
-def test_identity_37_killed_at_a_random_step_and_resumed_nothing_differs(two_workers, tmp_path, name):
-    worker, step = random.randrange(2), random.randrange(1, 31)
+@pytest.mark.parametrize(("name", "number"), [("sparseloco", 2), ("streaming", 3)])
+def test_identity_37_killed_at_a_random_step_and_resumed_nothing_differs(request, tmp_path, name, number):
+    worker, step = random.randrange(number), random.randrange(1, 31)
     recipe = f"outer.recipe={name}"
-    codes = run(tmp_path, recipe, signal_before_step=(worker, step, signal.SIGKILL))
+    codes = run(tmp_path, recipe, num_workers=number, signal_before_step=(worker, step, signal.SIGKILL))
     assert codes[worker] == -signal.SIGKILL
-    assert run(tmp_path, recipe, resume=True) == [0, 0], f"worker {worker} before step {step}"
-    same_run(tmp_path, two_workers / name)
-
-
-def test_identity_37_killed_with_three_workers(three_workers, tmp_path):
-    recipe = "outer.recipe=streaming"
-    run(tmp_path, recipe, num_workers=3, signal_before_step=(1, 18, signal.SIGKILL))
-    assert run(tmp_path, recipe, num_workers=3, resume=True) == [0, 0, 0]
-    same_run(tmp_path, three_workers / "streaming", num_workers=3)
+    again = run(tmp_path, recipe, num_workers=number, resume=True)
+    assert again == [0] * number, f"worker {worker} before step {step}"
+    expected = request.getfixturevalue({2: "two_workers", 3: "three_workers"}[number])
+    same_run(tmp_path, expected / name, number)
 
 
 def test_a_damaged_file_is_named_and_all_use_the_checkpoint_before_it(two_workers, tmp_path):
@@ -102,7 +96,7 @@ def test_a_damaged_file_is_named_and_all_use_the_checkpoint_before_it(two_worker
     same_run(tmp_path, two_workers / "sparseloco")
 
 
-@pytest.mark.parametrize("name", ["diloco", "streaming", "ddp"])
+@pytest.mark.parametrize("name", ["streaming", "ddp"])
 def test_sigterm_to_one_worker_stops_all_after_the_same_step(two_workers, tmp_path, name):
     recipe = f"outer.recipe={name}"
     assert run(tmp_path, recipe, signal_before_step=(1, 12, signal.SIGTERM), step_seconds=0.03) == [0, 0]

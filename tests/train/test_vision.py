@@ -14,7 +14,7 @@ from isthmus.train.worker import train
 
 pytestmark = pytest.mark.processes
 
-RECIPES = ("diloco", "streaming", "dct_momentum", "sparseloco", "ddp")
+RECIPES = ("streaming", "sparseloco", "ddp")  # several fragments, Muon, no outer loop
 STEPS = 48
 OPTIONS = [
     "model={type: resnet, image_size: 16, num_channels: 1}",
@@ -73,11 +73,10 @@ def test_a_worker_of_two_ranks_learns_and_measures(runs):
     assert values["loss"] < 2.5
 
 
-@pytest.mark.parametrize("recipe", ["diloco", "sparseloco"])
-def test_identity_37_resumed_after_any_step_nothing_differs(tmp_path, recipe):
+def test_identity_37_resumed_after_any_step_nothing_differs(tmp_path):
     """Crops, running statistics and the momentum of filters included."""
     steps = ("train.checkpoint_every=3", "train.keep_checkpoints=99", "train.eval_every=6")
-    assert_resumes_alike(toy_config(tmp_path, *OPTIONS, *steps, f"outer.recipe={recipe}"), (9, 3, 0))
+    assert_resumes_alike(toy_config(tmp_path, *OPTIONS, *steps, "outer.recipe=sparseloco"), (9, 3, 0))
     assert {"accuracy", "loss"} < set(events(tmp_path / "run", 0, "eval")[0])
 
 

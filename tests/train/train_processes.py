@@ -33,6 +33,7 @@ COMMON = [
 ]
 MESHES = {"shard": "mesh.shard=2", "tp": "mesh.tp=2", "pp": "mesh.pp=2"}
 LOW_RANK = ["outer.compressor.compressor.rank=4"]  # at dilocox's own 32 so small a model would not be factorised
+THREE_WORKERS = ("ddp", "streaming", "muloco", "sparseloco")  # recipes that are run with so many, too
 NOT_ELEMENTWISE = ("sparseloco", "dilocox")  # what is kept depends on how the model is cut
 TIMING = {"seconds", "hidden_seconds"}
 _LETHAL = (-signal.SIGKILL, 1)  # exit codes of a worker after which the others are ended too
