@@ -1,5 +1,6 @@
 """Workers leave a running job, come back and join it: real processes, the real lighthouse."""
 
+import os
 import signal
 
 import pytest
@@ -47,14 +48,14 @@ def test_a_new_worker_joins_a_running_job(tmp_path):
 def test_all_leave_and_come_back_and_no_sample_is_read_again(tmp_path):
     with world(tmp_path) as run:
         for rank in range(3):
-            run.start_program(rank)
+            run.start(rank)
         run.wait_for(lambda: run.syncs(0, peers=3) > 3)
         for rank in range(3):
-            run.processes[rank].send_signal(signal.SIGTERM)
+            os.kill(run.processes[rank].pid, signal.SIGTERM)
         run.wait_for(lambda: all(run.exit_code(rank) == 0 for rank in range(3)))
         events = len((run.run_dir / "metrics/worker-1.jsonl").read_text().splitlines())
         for rank in range(3):
-            run.start_program(rank, resume=True)
+            run.start(rank, resume=True)
         run.wait_for_end()
         run.check([0, 1, 2])
         for rank in range(3):

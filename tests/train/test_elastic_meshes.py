@@ -14,14 +14,14 @@ from tests.launched import workers_of
 
 pytestmark = pytest.mark.processes
 
-STEPS = 600
+STEPS = 160
 NAMES = ("worker-0", "worker-0-rank-1", "worker-1", "worker-1-rank-1")
 
 
 def write(folder: Path, engine: str) -> Path:
     transport = {"type": engine, "min_workers": 1, "sync_budget_seconds": 20.0}
     outer = RUN["outer"] | {"recipe": "streaming", "transport": transport, "hash_every": 1}
-    arguments = {"hidden_size": 4, "go": str(folder / "go")}
+    arguments = {"hidden_size": 4, "go": str(folder / "go"), "seconds": 0.2}
     config = RUN | {
         "model": RUN["model"] | {"arguments": arguments},
         "outer": outer,

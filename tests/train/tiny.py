@@ -25,11 +25,11 @@ class Bigram(nn.Module):
 class Paced(Bigram):
     """Takes its time until a file exists."""
 
-    def __init__(self, hidden_size: int, go: str) -> None:
+    def __init__(self, hidden_size: int, go: str, seconds: float = 0.02) -> None:
         super().__init__(hidden_size)
-        self.go = Path(go)
+        self.go, self.seconds = Path(go), seconds
 
     def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         if not self.go.exists():
-            time.sleep(0.02)
+            time.sleep(self.seconds)
         return super().forward(batch)
