@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from train_processes import MESHES, NOT_ELEMENTWISE, THREE_WORKERS, Job, recipe, run_jobs, said
+from worker_processes import MESHES, NOT_ELEMENTWISE, THREE_WORKERS, Job, recipe, run_jobs, said
 
 from isthmus.recipes import RECIPES
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from train_processes import CONTEXT, ROOT
+from worker_processes import CONTEXT, ROOT
 
 from isthmus.train.checkpoint import Checkpoints
 from isthmus.transport.torchft.lighthouse import lighthouse
@@ -38,7 +38,7 @@ CONFIG: dict[str, Any] = {
     "train": {"workers": 3, "steps": 400, "eval_every": 0, "eval_batches": 1, "checkpoint_every": 50},
 }
 TRANSPORT = {"type": "torchft", "min_workers": 2, "sync_budget_seconds": BUDGET_SECONDS}
-Deaths = list[tuple[str, int]]  # points of `die_at.POINTS`, and at which arrival there
+Deaths = list[tuple[str, int]]  # points of `dying_worker.POINTS`, and at which arrival there
 
 
 class World:
@@ -64,7 +64,7 @@ class World:
 
     def start_program(self, rank: int, resume: bool = False) -> None:
         """A process of its own, which ends as Python ends."""
-        command = [sys.executable, str(Path(__file__).with_name("die_at.py")), str(self.folder), str(rank)]
+        command = [sys.executable, str(Path(__file__).with_name("dying_worker.py")), str(self.folder), str(rank)]
         with self._next_log(rank).open("wb") as log:
             self.processes[rank] = subprocess.Popen(
                 [*command, "resume" if resume else "begin"],
@@ -102,7 +102,7 @@ class World:
                 process.stdin.close()
 
     def seen(self, rank: int, kind: str) -> list[dict[str, Any]]:
-        """What a worker wrote down (`die_at.Witness`) in all of its lives."""
+        """What a worker wrote down (`dying_worker.Witness`) in all of its lives."""
         path = self.folder / f"witness-{rank}.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         return [event for event in map(json.loads, (line for line in lines if line.endswith("}"))) if kind in event]
@@ -187,7 +187,7 @@ def world(
 
 
 def _live(leash: Any, log: Path, folder: Path, rank: int, resume: bool, deaths: Deaths) -> None:
-    from die_at import work
+    from dying_worker import work
 
     os.dup2(leash.fileno(), 0)
     with log.open("wb") as file:

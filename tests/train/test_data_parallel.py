@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from train_processes import events
+from worker_processes import events
 
 from isthmus.data import DATA, OrderedBatches
 from isthmus.inner import LR_SCHEDULES

@@ -11,8 +11,8 @@ import torch
 import yaml
 from exported_outputs import output_of
 from safetensors.torch import load_file
-from train_processes import events
-from train_toy import Toy, toy_config
+from toy_runs import Toy, toy_config
+from worker_processes import events
 
 from isthmus.cli import main
 from isthmus.config import RunConfig
@@ -86,7 +86,7 @@ def test_a_model_of_ones_own_loads_in_a_fresh_process_with_the_same_outputs(stop
 
 def test_code_that_a_folder_names_is_not_run_unasked(stopped, tmp_path):
     export(stopped, tmp_path / "toy")
-    with pytest.raises(UserError, match="names code, 'train_toy:Toy': if you trust it"):
+    with pytest.raises(UserError, match="names code, 'toy_runs:Toy': if you trust it"):
         load_exported(tmp_path / "toy")
     config = {"isthmus": "0.1.0", "model": {"type": "os:system", "command": f"touch {tmp_path}/owned"}}
     (tmp_path / "toy/config.json").write_text(json.dumps(config))

@@ -10,8 +10,8 @@ import pytest
 import torch
 import yaml
 from test_trainer import at_step
-from train_processes import CONTEXT, events, run, said, summary, write_to
-from train_toy import toy_config
+from toy_runs import toy_config
+from worker_processes import CONTEXT, events, run, said, summary, write_to
 
 from isthmus.config import dump
 from isthmus.train.checkpoint import Checkpoints, NotSaved

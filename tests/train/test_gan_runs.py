@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from train_processes import ROOT, Job, events, final_weights, run, run_jobs, summary
+from worker_processes import ROOT, Job, events, final_weights, run, run_jobs, summary
 
 from isthmus.core import buffer_rules
 from isthmus.models.biggan import BigGAN

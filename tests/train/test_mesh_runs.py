@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from train_processes import MESHES, NOT_ELEMENTWISE, events, losses, run, said, summary
+from worker_processes import MESHES, NOT_ELEMENTWISE, events, losses, run, said, summary
 
 from isthmus.core import UserError
 from isthmus.recipes import load_config

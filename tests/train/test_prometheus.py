@@ -19,8 +19,8 @@ import yaml
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from tests.launched import wait_until
-from train_processes import events
-from train_toy import toy_config
+from toy_runs import toy_config
+from worker_processes import events
 
 from isthmus.core import UserError
 from isthmus.train.metrics import Totals

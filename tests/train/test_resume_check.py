@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from train_toy import toy_config
+from toy_runs import toy_config
 
 from isthmus.core import UserError
 from isthmus.train.resume_check import check_resume

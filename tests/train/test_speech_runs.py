@@ -3,8 +3,8 @@
 import math
 
 import pytest
-from train_processes import Job, run_jobs, said, summary
-from train_toy import assert_resumes_alike
+from toy_runs import assert_resumes_alike
+from worker_processes import Job, run_jobs, said, summary
 
 from isthmus.recipes import load_config
 from isthmus.train.process import find_process

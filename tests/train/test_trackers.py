@@ -12,8 +12,8 @@ from threading import Event
 import pytest
 from test_prometheus import free_ports
 from test_trainer import at_step
-from train_processes import events
-from train_toy import toy_config
+from toy_runs import toy_config
+from worker_processes import events
 
 from isthmus.core import UserError
 from isthmus.train.assemble import config_hash

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 import torch
-from train_processes import events, final_weights, summary
-from train_toy import assert_resumes_alike, toy_config
+from toy_runs import assert_resumes_alike, toy_config
+from worker_processes import events, final_weights, summary
 
 from isthmus.core import UserError
 from isthmus.inner import Cosine

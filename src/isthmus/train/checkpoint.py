@@ -104,7 +104,7 @@ class Checkpoints:
         """Return the steps of the undamaged checkpoints, newest first; log a line about every damaged file.
 
         Each rank looks after its own files; after those of another mesh the ranks look together, each after some. So
-        a worker can stand where all of its ranks say that it can.
+        a worker can go on from where all of its ranks can.
 
         Raises:
             UserError: the newest undamaged one belongs to another run.

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 import torch
-from train_processes import Job, events, run_jobs, said, summary
-from train_toy import assert_resumes_alike, toy_config
+from toy_runs import assert_resumes_alike, toy_config
+from worker_processes import Job, events, run_jobs, said, summary
 
 from isthmus.train.checkpoint import Checkpoints
 from isthmus.train.worker import train

@@ -6,7 +6,7 @@ import random
 import signal
 
 import pytest
-from train_processes import THREE_WORKERS, events, final_weights, run, said, summary
+from worker_processes import THREE_WORKERS, events, final_weights, run, said, summary
 
 from isthmus.recipes import RECIPES
 from isthmus.transport.peers import ring_bytes

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from train_processes import MESHES, Job, losses, run, run_jobs, said, summary
+from worker_processes import MESHES, Job, losses, run, run_jobs, said, summary
 
 from isthmus.models import CausalLM
 from isthmus.recipes import load_config

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from train_processes import events, final_weights
+from worker_processes import events, final_weights
 
 from isthmus.config import RunConfig
 from isthmus.recipes import load_config
