@@ -13,6 +13,7 @@ from tests.launched import ROOT, wait_until
 
 from isthmus.tools.fork_server import Child, ForkServer
 
+pytestmark = pytest.mark.processes
 WORLD = {name: value for name, value in os.environ.items() if name != "HOME"} | {"OMP_NUM_THREADS": "3", "SEEN": "here"}
 
 

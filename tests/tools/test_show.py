@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 SHOW = """
 import sys
 sys.argv = ["isthmus", "show", "examples/tiny.yaml", "--workers", "2"]
@@ -15,6 +17,7 @@ finally:
 """
 
 
+@pytest.mark.processes
 def test_what_takes_seconds_to_import_is_not_imported():
     shown = subprocess.run([sys.executable, "-c", SHOW], capture_output=True, text=True, timeout=60, check=True)
     assert "outer.compressor    isthmus.compress.cast:Cast" in shown.stdout
