@@ -14,7 +14,7 @@ from isthmus.compress.topk import TopK
 from isthmus.config import DEFAULTS, OUTER_OPTIMIZERS, dump, flat, parse
 from isthmus.core import Registry, UserError
 from isthmus.recipes import RECIPES, load_config
-from isthmus.spec import build, check, convert, describe, factory
+from isthmus.spec import build, complete, convert, describe, factory
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def test_components_may_be_named_by_import_path():
 
 
 def test_check_completes_a_spec_with_every_argument():
-    assert check(COMPRESSORS, {"type": "error_feedback", "compressor": {"type": "quantize", "bits": 4}}, "x") == {
+    assert complete(COMPRESSORS, {"type": "error_feedback", "compressor": {"type": "quantize", "bits": 4}}, "x") == {
         "type": "error_feedback",
         "compressor": {"type": "quantize", "bits": 4, "block": 128, "rounding": "nearest", "scale_bits": 16},
         "decay": 1.0,
@@ -83,19 +83,19 @@ def test_factory_leaves_the_given_argument_open():
 )
 def test_a_wrong_spec_is_one_line_that_names_the_key(spec, message):
     with pytest.raises(UserError) as caught:
-        check(COLOURS, spec, "x")
+        complete(COLOURS, spec, "x")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_mapping_with_a_type_in_a_plain_mapping_stays_plain():
     spec = {"type": "colour", "name": "red", "notes": {"type": "warm"}}
-    assert check(COLOURS, {**spec, "notes": {"a": "b"}}, "x")["notes"] == {"a": "b"}
+    assert complete(COLOURS, {**spec, "notes": {"a": "b"}}, "x")["notes"] == {"a": "b"}
 
 
 def test_a_compressor_where_a_compressor_belongs():
     with pytest.raises(UserError, match=r"x.compressor: expected \{type: name, ...\}, got 3"):
-        check(COMPRESSORS, {"type": "error_feedback", "compressor": 3}, "x")
+        complete(COMPRESSORS, {"type": "error_feedback", "compressor": 3}, "x")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from typing_extensions import override
 from isthmus import log
 
 if TYPE_CHECKING:
-    from isthmus.tools.record import Record
+    from isthmus.tools.finished_run import FinishedRun
 
 _DHT_LISTEN = "/ip4/0.0.0.0/tcp/29520"
 
@@ -82,7 +82,7 @@ def common(
 @app.command()
 def demo(
     run_dir: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/demo"),
-    steps: Annotated[int, typer.Option(min=1, help="Inner steps of each run.")] = 240,
+    steps: Annotated[int, typer.Option(min=1, help="Inner steps of each run.")] = 400,
 ) -> None:
     """Train a small model in six ways on this machine and compare them in one table."""
     from isthmus.tools.fork_server import ForkServer
@@ -102,7 +102,7 @@ def train(
 ) -> None:
     """Run one worker: alone, or one rank of it under torchrun."""
     from isthmus.recipes import load_config
-    from isthmus.tools.record import Record
+    from isthmus.tools.finished_run import FinishedRun
     from isthmus.tools.workers import follow_stdin as begin_to_follow
     from isthmus.train.worker import train
 
@@ -111,7 +111,7 @@ def train(
     loaded = load_config(config, overrides or [], resume=resume)
     part = train(loaded, resume)
     if part["finished"] and loaded.train.workers == 1 and not follow_stdin:
-        _report(Record.read(Path(loaded.train.run_dir)), _console())
+        _report(FinishedRun.read(Path(loaded.train.run_dir)), _console())
 
 
 @app.command()
@@ -125,9 +125,9 @@ def launch(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides 
         from isthmus.tools.workers import how_to_resume
 
         loaded, console = load_config(config, overrides or [], workers, resume), _console()
-        record = run(loaded, console, server, resume)
-    if record:
-        _report(record, console)
+        finished_run = run(loaded, console, server, resume)
+    if finished_run:
+        _report(finished_run, console)
     else:
         console.print(f"stopped; {how_to_resume(Path(loaded.train.run_dir))}", soft_wrap=True)
 
@@ -233,14 +233,14 @@ def dht(
     serve_dht(listen or [_DHT_LISTEN], identity, initial_peers or [], announce or [], allowed_peers or None)
 
 
-def _report(record: Record, console: Console) -> None:
+def _report(finished_run: FinishedRun, console: Console) -> None:
     """Table and plot of one run."""
     from isthmus.tools.plot import draw
     from isthmus.tools.report import compare, make_table
 
-    run_dir = Path(record.config["train"]["run_dir"])
-    draw([record], run_dir / "report.png")
-    console.print(make_table(compare([record])))
+    run_dir = Path(finished_run.config["train"]["run_dir"])
+    draw([finished_run], run_dir / "report.png")
+    console.print(make_table(compare([finished_run])))
     console.print(f"more in {run_dir}: summary.json, report.png, metrics, checkpoints", soft_wrap=True)
 
 

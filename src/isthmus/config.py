@@ -14,11 +14,11 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    NonNegativeInt,
     PositiveInt,
     ValidationError,
     model_validator,
 )
-from pydantic import NonNegativeInt as Count
 from torch import nn
 
 from isthmus.compress import COMPRESSORS
@@ -29,7 +29,7 @@ from isthmus.models import MODELS
 from isthmus.models.published_sizes import with_size
 from isthmus.outer import MERGES, Offload
 from isthmus.parallel import ParallelDims
-from isthmus.spec import Spec, check, convert, factory, read_arguments, sentence
+from isthmus.spec import Spec, complete, convert, factory, read_arguments, sentence
 from isthmus.transport import TRANSPORTS
 from isthmus.transport.readable import readable_message
 
@@ -52,19 +52,19 @@ DEFAULTS = {  # what a configuration need not say, below the recipe and beside t
 
 
 def _component(registry: Registry, path: str, *given: str) -> BeforeValidator:
-    """Says that a field holds a spec of this registry."""
-    return BeforeValidator(lambda spec: check(registry, spec, path, given))
+    """Return the validator of a field that holds a spec of this registry."""
+    return BeforeValidator(lambda spec: complete(registry, spec, path, given))
 
 
 def _read_transport(spec: Any) -> Spec:
     kind = spec.get("type") if isinstance(spec, Mapping) else None
     if kind in ("gloo", "nccl"):
         raise UserError(f"outer.transport.type: {kind} is a backend of torch_dist: set outer.transport.backend={kind}")
-    return check(TRANSPORTS, spec, "outer.transport", _GIVEN_TO_TRANSPORTS)
+    return complete(TRANSPORTS, spec, "outer.transport", _GIVEN_TO_TRANSPORTS)
 
 
 def _plain(component: type, path: str, example: str) -> BeforeValidator:
-    """Says that a field holds a value of this class, which has no other name than the field."""
+    """Return the validator of a field that holds a value of this class, which has no other name than the field."""
 
     def read(value: Any) -> Any:
         if isinstance(value, component):
@@ -77,12 +77,14 @@ def _plain(component: type, path: str, example: str) -> BeforeValidator:
 
 
 def _read_model(spec: Any) -> Spec:
-    return check(MODELS, with_size(spec), "model")
+    return complete(MODELS, with_size(spec), "model")
 
 
 def _read_micro_batch_size(value: Any) -> int | str | None:
-    if value is None or value == "auto":
-        return value
+    if value is None:
+        return None
+    if value == "auto":
+        return "auto"
     try:
         size: int = convert(value, PositiveInt, "")
     except UserError:
@@ -91,8 +93,8 @@ def _read_micro_batch_size(value: Any) -> int | str | None:
 
 
 def _read_outer_optimizer(spec: Any) -> Spec:
-    complete = check(OUTER_OPTIMIZERS, spec, "outer.optimizer", ("params",))
-    make = factory(OUTER_OPTIMIZERS, complete, "params")
+    whole = complete(OUTER_OPTIMIZERS, spec, "outer.optimizer", ("params",))
+    make = factory(OUTER_OPTIMIZERS, whole, "params")
     if isinstance(make.func, type):  # torch's own `add_param_group` imports its compiler, which takes a second
         quick = type(make.func.__name__, (make.func,), {"add_param_group": lambda self, group: None})
         make = partial(quick, **make.keywords)
@@ -100,7 +102,7 @@ def _read_outer_optimizer(spec: Any) -> Spec:
         make([nn.Parameter(torch.zeros(1))])
     except (ValueError, TypeError, RuntimeError) as error:  # values that make no sense, or not together
         raise UserError(f"outer.optimizer: {readable_message(error)}") from None
-    return complete
+    return whole
 
 
 def _known_split(name: str) -> str:
@@ -116,7 +118,7 @@ _GIVEN_TO_TRANSPORTS = ("shared_config", "expected_workers", "ranks_per_worker",
 
 
 class Section(BaseModel):
-    """A part of the configuration."""
+    """A section of the configuration."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -144,21 +146,21 @@ class OuterConfig(Section):
     merge: Annotated[Spec, _component(MERGES, "outer.merge")] | None = None
     optimizer: Annotated[Spec, BeforeValidator(_read_outer_optimizer)] | None = None
     split: Annotated[str, AfterValidator(_known_split)] = "whole"
-    hash_every: Count = 10  # syncs between two comparisons of the anchors' hash
+    hash_every: NonNegativeInt = 10  # syncs between two comparisons of the anchors' hash
     offload: Annotated[str | None, AfterValidator(_usable_device)] = None  # where outer state stays; None: the model's
 
 
 class TrainConfig(Section):
-    """How long, how often, where."""
+    """How long a run trains, what it does how often, and where its files go."""
 
     steps: PositiveInt  # inner steps of every worker
     workers: PositiveInt = 1
-    eval_every: Count = 100  # 0: only at the end
+    eval_every: NonNegativeInt = 100  # 0: only at the end
     eval_batches: PositiveInt = 8
-    checkpoint_every: Count = 100  # 0: only when stopped
+    checkpoint_every: NonNegativeInt = 100  # 0: only when stopped
     keep_checkpoints: PositiveInt = 3
     log_every: PositiveInt = 10
-    seed: Count = 0
+    seed: NonNegativeInt = 0
     run_dir: str = "runs/last"
 
 
@@ -174,7 +176,7 @@ class RunConfig(Section):
     """Everything that a run depends on."""
 
     model: Annotated[Spec, BeforeValidator(_read_model)]
-    data: Annotated[Spec, BeforeValidator(lambda spec: check(DATA, current_spec(spec), "data"))]
+    data: Annotated[Spec, BeforeValidator(lambda spec: complete(DATA, current_spec(spec), "data"))]
     inner: InnerConfig
     outer: OuterConfig
     train: TrainConfig
@@ -183,7 +185,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _mesh_fits(self) -> Self:
-        """What a worker of several ranks cannot do."""
+        """Refuse what a worker of several ranks cannot do."""
         mesh, inner = self.mesh, self.inner
         if mesh.num_ranks == 1:
             return self
@@ -201,7 +203,7 @@ class RunConfig(Section):
 
 
 def parse(values: Mapping[str, Any]) -> RunConfig:
-    """Validate a nested mapping.
+    """Return the configuration that a nested mapping describes.
 
     Raises:
         UserError: one line, naming the key by its path.
@@ -228,19 +230,19 @@ def _each(value: Any) -> Iterable[Any]:
 
 
 def _section(path: tuple[int | str, ...]) -> type[Section]:
-    section: Any = RunConfig
+    section: type[Section] = RunConfig
     for name in path:
-        section = section.model_fields[name].annotation
+        section = section.model_fields[str(name)].annotation  # type: ignore[assignment]  # sections hold sections
     return section
 
 
 def dump(config: RunConfig) -> dict[str, Any]:
-    """The nested plain mapping that `parse` reads back."""
+    """Return the nested plain mapping that `parse` reads back."""
     return config.model_dump(mode="json")
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one: {"outer.schedule.local_steps": 100, ...}; lists stay values."""
+    """Return nested mappings as one: {"outer.schedule.local_steps": 100, ...}; lists stay values."""
     result: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):

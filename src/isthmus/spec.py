@@ -22,33 +22,33 @@ Spec = dict[str, Any]
 
 
 def build(registry: Registry, spec: Mapping[str, Any], **given: Any) -> Any:
-    """The component that a spec describes; `given` are arguments that come from code, not from the configuration."""
+    """Return the component that a spec describes; code gives the arguments in `given`, which no configuration has."""
     component, arguments = _read(registry, spec, registry.kind, given)
     return component(**arguments, **given)
 
 
 def factory(registry: Registry, spec: Mapping[str, Any], *given: str) -> partial[Any]:
-    """Like `build`, for components that take further arguments (named in `given`) each time they are made."""
+    """Return what builds a component that takes further arguments (named in `given`) each time it is made."""
     component, arguments = _read(registry, spec, registry.kind, given)
     return partial(component, **arguments)
 
 
 def describe(registry: Registry, value: Any) -> Spec:
-    """The spec of a component that is a dataclass: the inverse of `build`."""
+    """Return the spec of a component that is a dataclass: the inverse of `build`."""
     described = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
     return {"type": registry.name_of(type(value))} | {
         name: describe(registry, item) if is_dataclass(item) else item for name, item in described.items()
     }
 
 
-def check(registry: Registry, spec: Any, path: str, given: tuple[str, ...] = ()) -> Spec:
-    """The complete, plain form of a spec: every argument, converted to its type.
+def complete(registry: Registry, spec: Any, path: str, given: tuple[str, ...] = ()) -> Spec:
+    """Return the complete, plain form of a spec: every argument, converted to its type.
 
     Raises:
         UserError: names the argument by its path ("outer.compressor.block") and says what it should be.
     """
     component, arguments = _read(registry, spec, path, given)
-    if is_dataclass(component):  # a value, which refuses combinations that make no sense
+    if isinstance(component, type) and is_dataclass(component):  # it refuses combinations that make no sense
         return describe(registry, component(**arguments)) | {"type": spec["type"]}
     parameters = _parameters(component, given)
     defaults = {name: _default(p) for name, p in parameters.items() if name not in arguments}
@@ -70,7 +70,7 @@ def read_arguments(
     registry: Registry | None = None,
     given: Iterable[str] = (),
 ) -> Spec:
-    """`values` as arguments of a class: all known, none missing, converted to their types."""
+    """Return `values` as arguments of a class: all known, none missing, converted to their types."""
     parameters = _parameters(component, given)
     arguments = {}
     for name, value in values.items():
@@ -84,7 +84,7 @@ def read_arguments(
 
 
 def _parameters(component: Any, given: Iterable[str]) -> dict[str, inspect.Parameter]:
-    """Constructor arguments that a configuration may set, with evaluated annotations."""
+    """Return the constructor arguments that a configuration may set, with evaluated annotations."""
     hints = typing.get_type_hints(component if is_dataclass(component) else component.__init__)
     return {
         name: parameter.replace(annotation=hints.get(name, Any))
@@ -94,7 +94,7 @@ def _parameters(component: Any, given: Iterable[str]) -> dict[str, inspect.Param
 
 
 def _default(parameter: inspect.Parameter) -> Any:
-    """As it comes back from a file: torch writes 0 where it means 0.0, and workers compare what they read."""
+    """Return a default as a file would give it back: torch writes 0 for 0.0, and workers compare what they read."""
     try:
         return convert(parameter.default, parameter.annotation, parameter.name)
     except UserError:
@@ -102,7 +102,7 @@ def _default(parameter: inspect.Parameter) -> Any:
 
 
 def _argument(value: Any, annotation: Any, path: str, registry: Registry | None) -> Any:
-    """A component from a nested spec; anything else converted."""
+    """Return the component of a nested spec, or the value converted to its type."""
     is_plain = typing.get_origin(annotation) is dict
     if registry and isinstance(value, Mapping) and "type" in value and not is_plain:
         component, arguments = _read(registry, value, path)
@@ -113,10 +113,10 @@ def _argument(value: Any, annotation: Any, path: str, registry: Registry | None)
 
 
 def convert(value: Any, annotation: Any, path: str) -> Any:
-    """`value` as a type, leniently ("3" is an integer).
+    """Convert `value` to a type, leniently ("3" is an integer).
 
     Raises:
-        UserError: it cannot be; the line names `path`.
+        UserError: it cannot be converted; the line names `path`.
     """
     adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
     try:
@@ -126,6 +126,6 @@ def convert(value: Any, annotation: Any, path: str) -> Any:
 
 
 def sentence(path: str, error: Any) -> str:
-    """What a pydantic error about the value at `path` comes to."""
+    """Return as a sentence what pydantic says about the value at `path`."""
     message = error["msg"].replace("Input should be", "should be").replace("Value error, ", "")
     return f"{path}: {message}, got {error['input']!r}"

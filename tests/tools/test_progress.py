@@ -4,7 +4,7 @@ import json
 
 from rich.console import Console
 
-from isthmus.tools.progress import LiveProgress, Seen
+from isthmus.tools.progress import LiveProgress, MetricsReader
 
 
 def step(number: int, loss: float = 2.0) -> str:
@@ -13,18 +13,18 @@ def step(number: int, loss: float = 2.0) -> str:
 
 def test_progress_reads_what_is_complete_and_begins_anew_when_the_file_is_cut(tmp_path):
     path = tmp_path / "worker-0.jsonl"
-    seen = Seen(path)
-    assert seen.look() == []
+    reader = MetricsReader(path)
+    assert reader.read() == []
     path.write_text(step(1) + step(2)[:10])
-    seen.look()
-    assert seen.step == 1
+    reader.read()
+    assert reader.step == 1
     path.write_text(step(1) + step(2) + '{"event": "fault", "step": 2, "reason": "lost"}\n')
-    assert seen.look() == ["step 2: lost"]
-    assert seen.step == 2
-    assert seen.look() == []
+    assert reader.read() == ["step 2: lost"]
+    assert reader.step == 2
+    assert reader.read() == []
     path.write_text(step(1, loss=5.0))
-    seen.look()
-    assert (seen.step, seen.loss) == (1, 5.0)
+    reader.read()
+    assert (reader.step, reader.loss) == (1, 5.0)
 
 
 def test_progress_on_a_terminal_and_off_it(tmp_path):

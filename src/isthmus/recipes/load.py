@@ -50,15 +50,15 @@ def load_config(
     if workers is not None:
         chosen = merge(chosen, {"train": {"workers": workers}})
     base = merge(DEFAULTS, {"train": {"workers": os.environ.get("WORLD_SIZE", 1)}})
-    known = merge(base, chosen)
-    for section, values in known.items():
+    asked = merge(base, chosen)
+    for section, values in asked.items():
         if not isinstance(values, Mapping):
             raise UserError(f"{section}: expected keys and values, got {values!r}")
-    name = convert(known["outer"]["recipe"], str, "outer.recipe")
-    recipe = RECIPES.get(name)(_plan(known))
+    name = convert(asked["outer"]["recipe"], str, "outer.recipe")
+    recipe = RECIPES.get(name)(_plan(asked))
     derived = _layer(recipe)
     if resume:
-        derived = merge(derived, _derived_at_begin(_run_dir(known), name, derived))
+        derived = merge(derived, _derived_at_begin(_run_dir(asked), name, derived))
     values = merge(merge(base, derived), chosen)
     if recipe.schedule is None:
         values["outer"] = {key: value for key, value in values["outer"].items() if key not in _METHOD}
@@ -66,7 +66,7 @@ def load_config(
 
 
 def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Layer:
-    """`high` over `low`. A mapping refines the one below it, unless it names a `type`: that is a new component."""
+    """Lay `high` over `low`: a mapping refines the one below it, unless it names a `type`, as a new component does."""
     merged = dict(low)
     for key, value in high.items():
         below = merged.get(key)
@@ -77,7 +77,7 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Layer:
 
 
 def _layer(recipe: Recipe) -> Layer:
-    """A recipe as configuration."""
+    """Return what a recipe decides, as a layer of the configuration."""
     outer = {
         "schedule": recipe.schedule and asdict(recipe.schedule),
         "compressor": describe(COMPRESSORS, recipe.compressor),
@@ -98,18 +98,18 @@ def _derived_at_begin(run_dir: Path, recipe: str, derived: Layer) -> Layer:
     return {name: {key: section[key] for key in derived[name] if key in section} for name, section in sections.items()}
 
 
-def _run_dir(known: Layer) -> Path:
-    return Path(str(known["train"].get("run_dir", TrainConfig.model_fields["run_dir"].default)))
+def _run_dir(asked: Layer) -> Path:
+    return Path(str(asked["train"].get("run_dir", TrainConfig.model_fields["run_dir"].default)))
 
 
-def _plan(known: Layer) -> Plan:
-    train, schedule = known["train"], known["outer"].get("schedule")
+def _plan(asked: Layer) -> Plan:
+    train, schedule = asked["train"], asked["outer"].get("schedule")
     local_steps = schedule.get("local_steps") if isinstance(schedule, Mapping) else None
     return Plan(
         num_workers=convert(train["workers"], PositiveInt, "train.workers"),
         steps=convert(train["steps"], PositiveInt, "train.steps"),
         local_steps=convert(local_steps, PositiveInt | None, "outer.schedule.local_steps"),
-        elastic=_is_elastic(known["outer"].get("transport")),
+        elastic=_is_elastic(asked["outer"].get("transport")),
     )
 
 

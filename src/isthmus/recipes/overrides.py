@@ -16,7 +16,7 @@ from isthmus.core import Registry, UserError, nearest
 from isthmus.outer import MERGES, Merge
 from isthmus.outer.state import OuterOptimizer
 from isthmus.recipes.base import Recipe
-from isthmus.spec import Spec, build, check, convert, factory
+from isthmus.spec import Spec, build, complete, convert, factory
 
 
 class Overrides(TypedDict, total=False):
@@ -99,7 +99,7 @@ def is_instance(value: Any, protocol: type) -> bool:
 def _outer_optimizer(given: Any) -> Spec | OuterOptimizer:
     """Return a complete spec, or the function that was given, once either has made an optimizer for a trial."""
     if isinstance(given, str | Mapping):
-        given = check(OUTER_OPTIMIZERS, as_spec(OUTER_OPTIMIZERS, given), "optimizer", ("params",))
+        given = complete(OUTER_OPTIMIZERS, as_spec(OUTER_OPTIMIZERS, given), "optimizer", ("params",))
     elif not callable(given):
         raise UserError(
             "optimizer: expected a name, {type: name, ...} or a function that makes the optimizer of the anchors, "

@@ -14,9 +14,9 @@ from rich.console import Console
 from isthmus.config import RunConfig
 from isthmus.core import UserError
 from isthmus.recipes import load_config
+from isthmus.tools.finished_run import FinishedRun
 from isthmus.tools.fork_server import ForkServer
 from isthmus.tools.launch import Interrupted, launch
-from isthmus.tools.record import Record
 from isthmus.tools.report import compare, make_table
 from isthmus.tools.workers import num_cores
 
@@ -40,12 +40,13 @@ class DemoRun:
         return load_config(BASE, [*common, *self.overrides], self.workers)
 
 
+_ADAMW = "inner.optimizer={type: adamw, lr: 1.0e-2}"  # the best for ddp; Muon has its recipes' own
 _EVERY_20 = ("outer.schedule.local_steps=20",)  # H: short enough for a few hundred steps
 RUNS = (
-    DemoRun("alone", "ddp", workers=1),
-    DemoRun("ddp", "ddp"),
-    DemoRun("diloco", "diloco", overrides=_EVERY_20),
-    DemoRun("streaming", "streaming", overrides=_EVERY_20),
+    DemoRun("alone", "ddp", workers=1, overrides=(_ADAMW,)),
+    DemoRun("ddp", "ddp", overrides=(_ADAMW,)),
+    DemoRun("diloco", "diloco", overrides=(*_EVERY_20, _ADAMW)),
+    DemoRun("streaming", "streaming", overrides=(*_EVERY_20, _ADAMW)),
     DemoRun("sparseloco", "sparseloco", overrides=_EVERY_20),
     DemoRun("muloco", "muloco", overrides=_EVERY_20),
 )
@@ -59,21 +60,21 @@ def run_demo(folder: Path, steps: int, console: Console, server: ForkServer, run
         Interrupted: stopped before the end.
     """
     _clear(folder, console)
-    begin, records = time.monotonic(), list[Record]()
+    begin, finished = time.monotonic(), list[FinishedRun]()
     for number, run in enumerate(runs, 1):
         console.rule(f"{number} of {len(runs)}: {run.name}", align="left")
-        record = launch(run.configure(steps, folder), console, server, name=run.name)
-        if record is None:
+        finished_run = launch(run.configure(steps, folder), console, server, name=run.name)
+        if finished_run is None:
             raise Interrupted(f"the demo was stopped during {run.name}; what was finished before is in {folder}")
-        records.append(record)
-    step_seconds = records[0].step_seconds
-    rows = compare(records, step_seconds)
-    notes = _notes(records, step_seconds)
-    summary = {"steps": steps, "step_seconds": step_seconds, "notes": notes, "runs": _joined(records, rows)}
+        finished.append(finished_run)
+    step_seconds = finished[0].step_seconds
+    rows = compare(finished, step_seconds)
+    notes = _notes(finished, step_seconds)
+    summary = {"steps": steps, "step_seconds": step_seconds, "notes": notes, "runs": _joined(finished, rows)}
     (folder / "summary.json").write_text(json.dumps(summary, indent=1))
     from isthmus.tools.plot import draw  # matplotlib takes a second to import
 
-    draw(records, folder / "report.png", _PLOT_LINK, step_seconds)
+    draw(finished, folder / "report.png", _PLOT_LINK, step_seconds)
     console.rule(align="left")
     console.print(make_table(rows))
     for note in notes:
@@ -94,27 +95,30 @@ def _clear(folder: Path, console: Console) -> None:
     shutil.copy(BASE, mark)
 
 
-def _notes(records: list[Record], step_seconds: float) -> list[str]:
-    alone = records[0].summary
+def _notes(finished: list[FinishedRun], step_seconds: float) -> list[str]:
+    alone = finished[0].summary
     return [
         f"All runs: {alone['num_parameters']:,} parameters, {alone['steps']} steps, {alone['tokens_per_worker']:,} "
         f"tokens per worker; {WORKERS} workers share {num_cores()} cores here, so computing is slower than alone.",
         "alone: one worker on its own part of the data, without the others and without communication.",
-        f"Inner optimizer: {_inner_optimizers(records)}.",
+        f"Inner optimizer: {_inner_optimizers(finished)}.",
         "eval loss: nats a token on validation text; of the anchor, where there is one.",
         "modelled: share of the time spent computing, if every worker had a machine like this one for itself "
         f"({step_seconds:.3f} s a step, as measured alone) and an uplink of that speed; bytes as counted.",
     ]
 
 
-def _inner_optimizers(records: list[Record]) -> str:
+def _inner_optimizers(finished: list[FinishedRun]) -> str:
     """'adamw in alone, ddp; muon in muloco'."""
     users: dict[str, list[str]] = {}
-    for record in records:
-        users.setdefault(record.config["inner"]["optimizer"]["type"], []).append(record.name)
+    for finished_run in finished:
+        users.setdefault(finished_run.config["inner"]["optimizer"]["type"], []).append(finished_run.name)
     return "; ".join(f"{optimizer} in {', '.join(names)}" for optimizer, names in users.items())
 
 
-def _joined(records: list[Record], rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _joined(finished: list[FinishedRun], rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Each run's summary and its row: what is per worker in the one is a mean in the other."""
-    return {record.name: {**record.summary, "row": row} for record, row in zip(records, rows, strict=True)}
+    return {
+        finished_run.name: {**finished_run.summary, "row": row}
+        for finished_run, row in zip(finished, rows, strict=True)
+    }

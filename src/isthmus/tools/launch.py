@@ -12,10 +12,10 @@ from typing import Any
 from rich.console import Console
 
 from isthmus.config import RunConfig
+from isthmus.tools.finished_run import FinishedRun
 from isthmus.tools.fork_server import ForkServer
 from isthmus.tools.preflight import check_run
 from isthmus.tools.progress import LiveProgress
-from isthmus.tools.record import Record
 from isthmus.tools.workers import Workers, how_to_resume
 from isthmus.train.assemble import transport_class
 from isthmus.train.resume_check import check_resume
@@ -30,7 +30,7 @@ class Interrupted(Exception):
 
 def launch(
     config: RunConfig, console: Console, server: ForkServer, resume: bool = False, name: str | None = None
-) -> Record | None:
+) -> FinishedRun | None:
     """Run all workers of a configuration on this machine.
 
     The first Ctrl-C (or SIGTERM) has all workers stop after the same step with a checkpoint, a second one ends them at
@@ -63,8 +63,8 @@ def launch(
     console.print(f"{name}: {workers} worker{'s'[: workers - 1]}{ranks}, {config.train.steps} steps, into {run_dir}")
     with transport_class(config).serve(config.outer.transport, run_dir) as served_options:
         _run(config, served_options, console, server, resume, name)
-    record = Record.read(run_dir, name)
-    return record if record.summary["finished"] else None
+    finished_run = FinishedRun.read(run_dir, name)
+    return finished_run if finished_run.summary["finished"] else None
 
 
 def _run(
@@ -82,7 +82,7 @@ def _run(
         LiveProgress(run_dir, name, config.train.workers, config.train.steps, console) as progress,
     ):
         while workers.running():
-            progress.look()
+            progress.update()
             if len(signals) > 1:
                 raise Interrupted(f"ended at once; {how_to_resume(run_dir)}")
             if signals and not workers.stopping:

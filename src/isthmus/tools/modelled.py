@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 
 from isthmus.outer.adaptive_schedule import AdaptiveSchedule
-from isthmus.tools.record import Record
+from isthmus.tools.finished_run import FinishedRun
 
 
-def modelled_clock(record: Record, megabits_per_second: float, step_seconds: float | None = None) -> list[float]:
-    """Seconds after each inner step (first entry: the start) if every worker had an uplink of this speed.
+def modelled_clock(run: FinishedRun, megabits_per_second: float, step_seconds: float | None = None) -> list[float]:
+    """Return the seconds after each inner step (first entry: the start) if every worker had an uplink of this speed.
 
     A step computes for `step_seconds`. The message of a sync takes 8 * sent_bytes / bandwidth on the uplink, which
     carries one message at a time. It leaves when the sync was sent, and training waits for its end where the sync was
@@ -19,17 +19,17 @@ def modelled_clock(record: Record, megabits_per_second: float, step_seconds: flo
     counts as exposed).
 
     Args:
-        record: the run.
+        run: a finished one.
         megabits_per_second: speed of the uplink.
         step_seconds: computing per inner step; None: as measured in this run.
     """
-    compute = record.step_seconds if step_seconds is None else step_seconds
-    sent_after = _steps_of_sending(record)
+    compute = run.step_seconds if step_seconds is None else step_seconds
+    sent_after = _steps_of_sending(run)
     finished = defaultdict(list)
-    for event in record.of("sync"):
+    for event in run.of("sync"):
         finished[event["step"]].append(event)
     clock, link_free = [0.0], 0.0
-    for step in range(1, record.steps + 1):
+    for step in range(1, run.steps + 1):
         now = clock[-1] + compute
         for event in finished[step]:
             sent = sent_after.get(event["outer_step"], step)
@@ -40,23 +40,23 @@ def modelled_clock(record: Record, megabits_per_second: float, step_seconds: flo
     return clock
 
 
-def modelled_utilisation(record: Record, megabits_per_second: float, step_seconds: float | None = None) -> float:
-    """Share of the modelled time in which a worker computes: steps * step_seconds / time. 1: communication is free."""
-    compute = record.step_seconds if step_seconds is None else step_seconds
-    return record.steps * compute / modelled_clock(record, megabits_per_second, step_seconds)[-1]
+def modelled_utilisation(run: FinishedRun, megabits_per_second: float, step_seconds: float | None = None) -> float:
+    """Return the share of the modelled time in which a worker computes; where it is 1 communication is free."""
+    compute = run.step_seconds if step_seconds is None else step_seconds
+    return run.steps * compute / modelled_clock(run, megabits_per_second, step_seconds)[-1]
 
 
-def _steps_of_sending(record: Record) -> dict[int, int]:
-    """{number of a sync: inner step after which it was sent}, for those that the schedule sends."""
-    if record.schedule is None:
+def _steps_of_sending(run: FinishedRun) -> dict[int, int]:
+    """Return the inner step after which each sync was sent, by its number, for those that the schedule sends."""
+    if run.schedule is None:
         return {}
-    schedule, sends = AdaptiveSchedule(record.schedule), list[int]()
+    schedule, sends = AdaptiveSchedule(run.schedule), list[int]()
     message_fractions = {
         event["step"]: event.get("message_fraction", event.get("effort", 1.0))
-        for event in record.of("sync")
+        for event in run.of("sync")
         if event["committed"]
     }
-    for step in range(1, record.steps + 1):
+    for step in range(1, run.steps + 1):
         schedule.message_fraction = message_fractions.get(step, schedule.message_fraction)
         sends += [step] * len(schedule.begins(step))
         schedule.adapt(step)

@@ -10,26 +10,26 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from isthmus.tools.finished_run import FinishedRun
 from isthmus.tools.modelled import modelled_clock
-from isthmus.tools.record import Record
 
 _COLOURS = ("#000000", "#d55e00", "#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#7f7f7f", "#8c6d31")
 
 
 def draw(
-    records: list[Record], path: Path, megabits_per_second: float = 100, step_seconds: float | None = None
+    runs: list[FinishedRun], path: Path, megabits_per_second: float = 100, step_seconds: float | None = None
 ) -> None:
-    """Loss of the anchor against tokens, bytes sent and modelled time, as one image.
+    """Draw the loss of the anchor against tokens, bytes sent and modelled time, as one image.
 
     Runs that send nothing are left out of the second panel.
     """
     figure = Figure(figsize=(13, 4.5), layout="constrained")
     tokens_panel, bytes_panel, time_panel = figure.subplots(1, 3, sharey=True)
-    for record, colour in zip(records, cycle(_COLOURS), strict=False):
-        losses = record.losses()
-        loss, label = list(losses.values()), record.name
-        per_step = record.summary["tokens_per_worker"] / record.steps
-        sent, clock = record.sent_until(), modelled_clock(record, megabits_per_second, step_seconds)
+    for run, colour in zip(runs, cycle(_COLOURS), strict=False):
+        losses = run.losses()
+        loss, label = list(losses.values()), run.name
+        per_step = run.summary["tokens_per_worker"] / run.steps
+        sent, clock = run.sent_until(), modelled_clock(run, megabits_per_second, step_seconds)
         _line(tokens_panel, [per_step * step / 1e3 for step in losses], loss, colour, label)
         if sent[-1]:
             _line(bytes_panel, [sent[step] / 1e6 for step in losses], loss, colour, label)
@@ -46,7 +46,7 @@ def draw(
     for panel in (tokens_panel, bytes_panel, time_panel):
         panel.grid(True, which="major", alpha=0.25)
         panel.spines[["top", "right"]].set_visible(False)
-    _show_the_end(tokens_panel, [list(losses.values())[-1] for record in records if (losses := record.losses())])
+    _show_the_end(tokens_panel, [list(losses.values())[-1] for run in runs if (losses := run.losses())])
     figure.legend(*tokens_panel.get_legend_handles_labels(), loc="outside upper center", ncols=6, frameon=False)
     figure.savefig(path, dpi=130)
 

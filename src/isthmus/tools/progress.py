@@ -18,8 +18,8 @@ from isthmus.train.run_folder import metrics_path
 _PLAIN_SECONDS = 5.0  # between two plain lines
 
 
-class Seen:
-    """What one worker's metrics file has told so far."""
+class MetricsReader:
+    """Reads one worker's metrics file as it grows, and keeps the newest figures."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,8 +31,8 @@ class Seen:
         self.loss: float | None = None
         self.eval_loss: float | None = None
 
-    def look(self) -> list[str]:
-        """Read the lines that have come since the last time; returns the reasons of faults among them."""
+    def read(self) -> list[str]:
+        """Read the lines that have come since the last time; return the reasons of faults among them."""
         if not self.path.exists():
             return []
         if self.path.stat().st_size < self.position:  # a resumed run has cut it
@@ -75,8 +75,8 @@ class LiveProgress:
 
     def __init__(self, run_dir: Path, name: str, workers: int, steps: int, console: Console) -> None:
         self.name, self.steps, self.console = name, steps, console
-        self._seen = [Seen(metrics_path(run_dir, worker)) for worker in range(workers)]
-        self._said, self._said_at = "", time.monotonic()
+        self._readers = [MetricsReader(metrics_path(run_dir, worker)) for worker in range(workers)]
+        self._printed, self._printed_at = "", time.monotonic()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=12),
@@ -97,28 +97,28 @@ class LiveProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Show the last figures and leave them there."""
-        self.look(last=True)
+        self.update(last=True)
         self._bar.stop()
 
-    def look(self, last: bool = False) -> None:
-        """Read what is new and show it."""
-        for worker, seen in enumerate(self._seen):
-            for fault in seen.look():
+    def update(self, last: bool = False) -> None:
+        """Read what is new, and show it."""
+        for worker, reader in enumerate(self._readers):
+            for fault in reader.read():
                 self.console.print(f"{self.name}: worker {worker}, {fault}", soft_wrap=True)
-        figures, step = self.figures(), self._seen[0].step
+        figures, step = self.figures(), self._readers[0].step
         self._bar.update(self._task, completed=step, figures=figures)
-        due = last or time.monotonic() - self._said_at >= _PLAIN_SECONDS
+        due = last or time.monotonic() - self._printed_at >= _PLAIN_SECONDS
         line = f"{self.name}  step {step}/{self.steps}  {figures}"
-        if not self.console.is_terminal and due and line != self._said:
+        if not self.console.is_terminal and due and line != self._printed:
             self.console.print(line, soft_wrap=True)
-            self._said, self._said_at = line, time.monotonic()
+            self._printed, self._printed_at = line, time.monotonic()
 
     def figures(self) -> str:
-        """Loss, speed and traffic so far, in one line."""
-        first = self._seen[0]
+        """Return loss, speed and traffic so far in one line."""
+        first = self._readers[0]
         if first.loss is None:
             return "starting"
-        rate = sum(seen.tokens / seen.train_seconds for seen in self._seen if seen.train_seconds)
+        rate = sum(reader.tokens / reader.train_seconds for reader in self._readers if reader.train_seconds)
         parts = [f"loss {first.loss:.3f}"]
         if first.eval_loss is not None:
             parts.append(f"eval {first.eval_loss:.3f}")

@@ -1,4 +1,4 @@
-"""Runs side by side: rows of figures and a table. Pure functions of records."""
+"""Runs side by side: rows of figures and a table. Pure functions of runs."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from isthmus.tools.finished_run import FinishedRun
 from isthmus.tools.modelled import modelled_utilisation
-from isthmus.tools.record import Record
 
 LINKS = (10, 100, 1000)  # Mbit/s of the modelled columns
 
 
-def compare(records: list[Record], step_seconds: float | None = None) -> list[dict[str, Any]]:
-    """One row of figures a run: what was measured, per worker, and modelled utilisation.
+def compare(runs: list[FinishedRun], step_seconds: float | None = None) -> list[dict[str, Any]]:
+    """Return one row of figures a run: what was measured, per worker, and the modelled utilisation.
 
     Args:
-        records: the runs; the bytes of a `ddp` run with several workers, if there is one, are the measure for the rest.
+        runs: the runs; the bytes of a `ddp` run with several workers, if there is one, are the measure for the rest.
         step_seconds: computing per inner step on an uncontended machine, for modelling; None: as measured in each run.
     """
-    baseline = next((r.sent_bytes for r in records if r.summary["recipe"] == "ddp" and r.sent_bytes), None)
+    baseline = next((r.sent_bytes for r in runs if r.summary["recipe"] == "ddp" and r.sent_bytes), None)
     return [
         {
-            "run": record.name,
-            "eval_loss": record.summary["eval_loss"],
-            "sent_bytes": record.sent_bytes,
-            "times_fewer_than_ddp": baseline / record.sent_bytes if baseline and record.sent_bytes else None,
-            "compute_seconds": mean(record.summary["compute_seconds"]),
-            "sync_seconds": mean(record.summary["sync_seconds"]),
-            "hidden_seconds": mean(record.summary["hidden_seconds"]),
-            "modelled_utilisation": {str(link): modelled_utilisation(record, link, step_seconds) for link in LINKS},
+            "run": run.name,
+            "eval_loss": run.summary["eval_loss"],
+            "sent_bytes": run.sent_bytes,
+            "times_fewer_than_ddp": baseline / run.sent_bytes if baseline and run.sent_bytes else None,
+            "compute_seconds": mean(run.summary["compute_seconds"]),
+            "sync_seconds": mean(run.summary["sync_seconds"]),
+            "hidden_seconds": mean(run.summary["hidden_seconds"]),
+            "modelled_utilisation": {str(link): modelled_utilisation(run, link, step_seconds) for link in LINKS},
         }
-        for record in records
+        for run in runs
     ]
 
 
 def make_table(rows: list[dict[str, Any]]) -> Table:
-    """The rows of `compare`, for people."""
+    """Return the rows of `compare` as a table."""
     table = Table(box=SIMPLE_HEAD, padding=0)
     table.add_column("run", no_wrap=True)
     for header in (
@@ -55,7 +55,7 @@ def make_table(rows: list[dict[str, Any]]) -> Table:
         fewer = row["times_fewer_than_ddp"]
         table.add_row(
             row["run"],
-            f"{row['eval_loss']:.3f}",
+            "-" if row["eval_loss"] is None else f"{row['eval_loss']:.3f}",
             readable_bytes(row["sent_bytes"]),
             f"{fewer:,.1f}" if fewer else "-",
             *(f"{row[name]:.1f}" for name in ("compute_seconds", "sync_seconds", "hidden_seconds")),
@@ -65,7 +65,7 @@ def make_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def readable_bytes(count: float) -> str:
-    """'38.1 MB'."""
+    """Return a number of bytes as people read it: '38.1 MB'."""
     if count < 1000:
         return f"{count:.0f} B"
     for unit in ("kB", "MB", "GB"):

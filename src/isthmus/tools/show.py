@@ -22,13 +22,13 @@ from isthmus.transport.peers import ring_bytes
 
 
 def sync_bytes(config: RunConfig) -> dict[str, int]:
-    """Bytes that a worker sends for one sync of each fragment (mean over workers), reports and votes included.
+    """Return the bytes that a worker sends for one sync of each fragment, as a mean over the workers.
 
-    They are counted, not computed: all workers really average zeros in this process.
+    Reports and votes are included. The bytes are counted, not computed: all workers average zeros in this process.
     """
     workers, outer = config.train.workers, config.outer
     model = outline(build(MODELS, config.model))
-    if outer.schedule is None:
+    if outer.schedule is None or outer.compressor is None:
         return {"gradients": ring_bytes(4 * sum(param.numel() for param in model.parameters()), workers)}
     fragments = SPLITS.get(outer.split)(model, outer.schedule.num_fragments)
     compressor = build(COMPRESSORS, outer.compressor)
@@ -50,7 +50,7 @@ def sync_bytes(config: RunConfig) -> dict[str, int]:
 
 
 def import_paths(config: RunConfig) -> dict[str, str]:
-    """Where each part's code is: {"outer.compressor": "isthmus.compress.float4:Float4", ...}."""
+    """Return where each part's code is: {"outer.compressor": "isthmus.compress.float4:Float4", ...}."""
     inner, outer = config.inner, config.outer
     parts: dict[str, tuple[Registry, Any]] = {
         "model": (MODELS, config.model),
@@ -71,7 +71,7 @@ def import_paths(config: RunConfig) -> dict[str, str]:
 
 
 def _paths(name: str, registry: Registry, spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The path of a spec's component, and those of the components inside it."""
+    """Yield the import path of a component, and those of the components inside it."""
     yield name, registry.paths.get(spec["type"], spec["type"])
     for key, value in spec.items():
         if isinstance(value, dict) and "type" in value:

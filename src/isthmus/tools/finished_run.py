@@ -14,7 +14,7 @@ from isthmus.core import SyncSchedule, UserError
 
 
 @dataclass(frozen=True)
-class Record:
+class FinishedRun:
     """What a run left in its folder."""
 
     name: str
@@ -23,8 +23,8 @@ class Record:
     events: list[dict[str, Any]]  # metrics of worker 0, which also evaluates
 
     @classmethod
-    def read(cls, run_dir: Path, name: str | None = None) -> Record:
-        """Read a run's folder; the run is called after its recipe where no name is given.
+    def read(cls, run_dir: Path, name: str | None = None) -> FinishedRun:
+        """Read the folder of a run, which is called after its recipe where no name is given.
 
         Raises:
             UserError: a file is missing or damaged.
@@ -42,35 +42,35 @@ class Record:
 
     @property
     def steps(self) -> int:
-        """Inner steps of the run."""
+        """The number of inner steps of the run."""
         return int(self.summary["steps"])
 
     @property
     def step_seconds(self) -> float:
-        """Measured seconds of computing per inner step, mean over workers."""
-        return mean(self.summary["compute_seconds"]) / self.steps
+        """The measured seconds of computing per inner step, as a mean over the workers."""
+        return float(mean(self.summary["compute_seconds"])) / self.steps
 
     @property
     def sent_bytes(self) -> float:
-        """Bytes sent, mean over workers."""
-        return mean(self.summary["sent_bytes"])
+        """The bytes sent, as a mean over the workers."""
+        return float(mean(self.summary["sent_bytes"]))
 
     @property
     def schedule(self) -> SyncSchedule | None:
-        """When fragments were synced; None where gradients were averaged at every step."""
+        """The schedule of the syncs; None where gradients were averaged at every step."""
         fields = self.config["outer"].get("schedule")
         return SyncSchedule(**fields) if fields else None
 
     def of(self, kind: str) -> list[dict[str, Any]]:
-        """All events of one kind."""
+        """Return all events of one kind."""
         return [event for event in self.events if event["event"] == kind]
 
     def losses(self) -> dict[int, float]:
-        """Evaluation loss after each step that was evaluated, where it is finite."""
+        """Return the evaluation loss after each step that was evaluated, where it is finite."""
         return {event["step"]: event["loss"] for event in self.of("eval") if event["loss"] is not None}
 
     def sent_until(self) -> list[int]:
-        """Bytes that worker 0 had sent after each inner step (first entry: 0)."""
+        """Return the bytes that worker 0 had sent after each inner step (first entry: 0)."""
         sent = [0] * (self.steps + 1)
         for event in self.of("sync"):
             sent[event["step"]] += event["sent_bytes"]
