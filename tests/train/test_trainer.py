@@ -210,3 +210,10 @@ def test_bad_input_is_one_line(tmp_path, override, message):
 def test_data_with_more_tokens_than_the_model_knows(tmp_path):
     config = toy_config(tmp_path, "model={type: gpt_neox, vocab_size: 200, sequence_length: 8}")
     assert "model.vocab_size is 200, the data has 256: raise it" in refused(config)
+
+
+def test_details_are_logged_where_they_are_asked_for(tmp_path, caplog):
+    caplog.set_level("DEBUG", "isthmus.train")
+    train(toy_config(tmp_path))
+    assert "the checkpoint of step 5 is written" in caplog.messages
+    assert sum("finished a sync: SyncReport(outer_step=" in line for line in caplog.messages) == 3

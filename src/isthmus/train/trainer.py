@@ -168,6 +168,7 @@ class Trainer:
         for report in reports:
             self.metrics.write_sync(self.steps_done, report)
             self.totals.add(report)
+            _LOGGER.debug("step %d finished a sync: %s", self.steps_done, report)
         for num_steps in self.method.take_finished_rounds():
             if hasattr(self.model, "after_sync"):  # it computes what it keeps of the anchors
                 with self.method.anchored():
@@ -209,6 +210,7 @@ class Trainer:
                 _LOGGER.warning("%s; training goes on, and the next checkpoint is tried when it is due", error)
             return
         self._has_changed, self._not_saved = False, None
+        _LOGGER.debug("the checkpoint of step %d is written", step)
 
     def _conclude(self) -> None:
         """Evaluate where this is the end of the run; leave a checkpoint behind either way; disconnect."""
