@@ -9,11 +9,11 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from isthmus.outer import Offload, OuterLoop
-from isthmus.tools.live_bytes import LiveBytes, Watch
+from isthmus.tools.live_bytes import LiveBytes, LiveBytesMode
 
 
-def follow(loop: OuterLoop, watch: Watch) -> None:
-    """Watch the communication thread, for good."""
+def follow(loop: OuterLoop, watch: LiveBytesMode) -> None:
+    """LiveBytesMode the communication thread, for good."""
     loop._thread.run(watch.__enter__)
 
 

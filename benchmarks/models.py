@@ -30,7 +30,7 @@ from isthmus.inner import INNER_OPTIMIZERS
 from isthmus.inner.step import Batch
 from isthmus.recipes import load_config
 from isthmus.spec import build
-from isthmus.tools.profile.device import describe
+from isthmus.tools.profile.device import describe_device
 from isthmus.train import assemble, random_state
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -153,7 +153,7 @@ def main() -> None:
     columns = ["example", "parameters", "optimizer, precision", "a bare step", "ours", "throughput", "quartiles",
                f"goal {GOAL:.0%}"]  # fmt: skip
     notes = [
-        f"device: {describe(assemble.choose_device())}" + (f"; {' '.join(given.set)}" if given.set else ""),
+        f"device: {describe_device(assemble.choose_device())}" + (f"; {' '.join(given.set)}" if given.set else ""),
         f"the loops take turns of about {TURN_SECONDS} s, {ROUNDS} each; throughput: the time of a bare step over "
         "that of ours, the median (and quartiles) of pairs of turns next to each other, for a machine's speed drifts; "
         "times are the processor's on a CPU, where both loops never wait, and the wall's on a GPU",

@@ -25,7 +25,7 @@ from isthmus.outer import OuterLoop
 from isthmus.outer.adaptive_schedule import AdaptiveSchedule
 from isthmus.recipes import RECIPES, Recipe, load_config
 from isthmus.recipes.base import Plan
-from isthmus.tools.live_bytes import LiveBytes, Watch
+from isthmus.tools.live_bytes import LiveBytes, LiveBytesMode
 from isthmus.train.assemble import build_inner_step
 from isthmus.transport.local import Local, LocalWorld
 
@@ -64,8 +64,8 @@ def peak_bytes(name: str, with_outer_loop: bool = True, offload: str | None = No
     training, batch = Training(name, with_outer_loop, offload), subject.batch()
     live = training.live
     if training.loop:
-        follow(training.loop, Watch(live))
-    with Watch(live):
+        follow(training.loop, LiveBytesMode(live))
+    with LiveBytesMode(live):
         for step in range(STEPS):
             if step == STEPS // 2:  # by now every kind of state is there
                 live.peak = live.now()

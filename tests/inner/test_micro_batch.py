@@ -9,7 +9,7 @@ from torch import nn
 from isthmus.core import UserError
 from isthmus.inner import AdamW, SupervisedStep
 from isthmus.inner.micro_batch import find_fastest, measure_rates
-from isthmus.tools.live_bytes import LiveBytes, Watch
+from isthmus.tools.live_bytes import LiveBytes, LiveBytesMode
 
 
 class Slow(nn.Module):
@@ -59,7 +59,7 @@ def test_trying_takes_the_memory_of_a_step_that_has_optimizer_state():
         live.add(
             [*model.parameters(), *(tensor for state in step.optimizer.state.values() for tensor in state.values())]
         )
-        with Watch(live):
+        with LiveBytesMode(live):
             work()
         return live.peak
 

@@ -21,7 +21,7 @@ from isthmus.core import SyncSchedule, UserError, split_balanced, split_strided
 from isthmus.core.flatten import flatten
 from isthmus.outer import Eager, KeepProgress, Mix, Offload, OuterLoop, Replace
 from isthmus.recipes import load_config
-from isthmus.tools.live_bytes import Watch
+from isthmus.tools.live_bytes import LiveBytesMode
 from isthmus.transport.local import Local, LocalWorld, run_workers
 
 BLOCKS, WIDTH = 8, 64
@@ -36,7 +36,7 @@ METHODS: list[dict[str, Any]] = [
 ]
 
 
-class Apart(Watch):
+class Apart(LiveBytesMode):
     """Makes one device stand for two: what is offloaded can be copied, but not computed with."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -125,9 +125,9 @@ def peaks(offload: CountedOffload) -> tuple[float, float, float]:
     live.add([*model.parameters(), *(anchor for fragment in fragments for anchor in fragment.anchor)])
     method = {"compressor": ErrorFeedback(Quantize(4)), "outer_optimizer": nesterov, "hash_every": 0}
     loop = OuterLoop(fragments, schedule, transport=Local(LocalWorld(1), 0), offload=offload, **method)
-    follow(loop, Watch(live))
+    follow(loop, LiveBytesMode(live))
     at_rest = 0
-    with Watch(live):
+    with LiveBytesMode(live):
         for step in range(4 * BLOCKS):
             if step == 2 * BLOCKS:
                 live.peak = 0

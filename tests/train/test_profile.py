@@ -18,8 +18,8 @@ from isthmus.models import CausalLM
 from isthmus.models.gpt_neox import GPTNeoX
 from isthmus.recipes import RECIPES, load_config
 from isthmus.tools.profile import device, profile, show
-from isthmus.tools.profile.inner import count_flops, try_sizes
-from isthmus.tools.profile.sync import model_link
+from isthmus.tools.profile.inner_step import count_flops, try_micro_batches
+from isthmus.tools.profile.sync import model_uplink
 from isthmus.tools.show import sync_bytes
 from isthmus.train import assemble
 from isthmus.transport.local import LocalWorld
@@ -73,7 +73,7 @@ def test_memory_grows_with_the_micro_batch_and_holds_all_state():
     spec = GPTNeoX(hidden_size=WIDTH, num_layers=LAYERS, num_heads=2, sequence_length=SEQUENCE)
     model = spec.build()
     step = assemble.build_inner_step(load_config(), model)
-    tried = try_sizes(step, {"tokens": torch.zeros(8, SEQUENCE + 1, dtype=torch.int64)})
+    tried = try_micro_batches(step, {"tokens": torch.zeros(8, SEQUENCE + 1, dtype=torch.int64)})
     assert [micro_batch.size for micro_batch in tried] == [1, 2, 4, 8]
     peaks = [micro_batch.peak_bytes for micro_batch in tried]
     assert peaks == sorted(peaks)
@@ -136,7 +136,7 @@ def test_identity_with_the_modelled_h_and_tau_all_of_a_sync_hides(fragments):
 
     counted = {report.fragment: report.sent_bytes for report in syncs(2, 0)}
     assert len(counted) == len(split_balanced(toy_model(), fragments))
-    link = model_link(1e-6 * bits_per_second, list(counted.values()), 0.0, step_seconds)
+    link = model_uplink(1e-6 * bits_per_second, list(counted.values()), 0.0, step_seconds)
     assert link.local_steps == fragments * link.overlap_steps
     hidden = syncs(link.local_steps, link.overlap_steps)
     assert hidden
@@ -146,7 +146,7 @@ def test_identity_with_the_modelled_h_and_tau_all_of_a_sync_hides(fragments):
 
 
 def test_the_codec_counts_by_bytes():
-    link = model_link(10, [937_500, 312_500], codec_seconds=0.5, step_seconds=0.1)  # 1 s on the wire
+    link = model_uplink(10, [937_500, 312_500], codec_seconds=0.5, step_seconds=0.1)  # 1 s on the wire
     assert (link.seconds, link.overlap_steps, link.local_steps) == (1.0, 12, 24)  # of 1.5 s three quarters
 
 
@@ -180,7 +180,7 @@ def test_a_terminal_gets_a_table(path):
 
 
 BAD = {
-    "mesh.shard=2": "profile: it measures a worker of one rank",
+    "mesh.shard=2": "only a worker of one rank is profiled",
     "model.vocab_size=100": "model.vocab_size is 100, the data has 256",
     "data.source=nowhere": "'nowhere' does not exist",
     "outer.recipe=dilocco": "did you mean 'diloco'?",

@@ -1,4 +1,4 @@
-"""What a sync takes: this worker's own part of it measured, its way over a slow link modelled."""
+"""What a sync costs: this worker's own part is measured, the way over a slow uplink modelled."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from torch import nn
+from typing_extensions import override
 
 from isthmus.compress import Compressor
 from isthmus.config import RunConfig
@@ -23,16 +24,16 @@ _ROUNDS = 3  # after one that warms up
 
 
 @dataclass(frozen=True)
-class SyncTimes:
-    """Seconds for all fragments once, of a worker alone."""
+class SyncSeconds:
+    """The seconds that a worker alone needs to sync all fragments once."""
 
     codec_seconds: float  # encoding and decoding its own message
     outer_seconds: float  # all else: capture, checks, outer optimizer, parameters
 
 
 @dataclass(frozen=True)
-class Link:
-    """What syncs come to where a worker has an uplink of this speed: modelled, latency left out."""
+class ModelledUplink:
+    """What syncs cost on an uplink of this speed; latency is left out."""
 
     megabits_per_second: float
     seconds: float  # to send all fragments once
@@ -40,18 +41,23 @@ class Link:
     overlap_steps: int  # the smallest tau, then and with any larger H
 
 
-class _Stopwatch:
+class _TimedCompressor(Compressor):
     """A compressor that counts the seconds which another one takes."""
 
     def __init__(self, compressor: Compressor) -> None:
-        self._compressor, self.replicated, self.seconds = compressor, compressor.replicated, 0.0
+        self._compressor, self.seconds = compressor, 0.0
 
+    @property
+    @override
+    def replicated(self) -> bool:
+        return self._compressor.replicated
+
+    @override
     def message_fraction(self, state: State) -> float:
-        """That of the other."""
         return self._compressor.message_fraction(state)
 
+    @override
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
-        """That of the other."""
         drain()
         begin = time.perf_counter()
         result = self._compressor.average(local, state, peers)
@@ -60,8 +66,8 @@ class _Stopwatch:
         return result
 
 
-def measure_syncs(config: RunConfig, model: nn.Module, train: Callable[[], Any]) -> SyncTimes:
-    """Take the configured outer loop through a few rounds, without other workers.
+def measure_syncs(config: RunConfig, model: nn.Module, train: Callable[[], Any]) -> SyncSeconds:
+    """Measure the configured outer loop in a few rounds without other workers.
 
     Args:
         config: with a schedule; fragments follow one another here without steps between, and without a warm start.
@@ -70,35 +76,38 @@ def measure_syncs(config: RunConfig, model: nn.Module, train: Callable[[], Any])
     """
     assert config.outer.schedule is not None
     planned = config.outer.schedule
-    P, delayed = planned.num_fragments, planned.overlap_steps == planned.local_steps
-    schedule = SyncSchedule(P, P, overlap_steps=P if delayed else 0)
+    num_fragments, has_full_delay = planned.num_fragments, planned.overlap_steps == planned.local_steps
+    overlap_steps = num_fragments if has_full_delay else 0
+    schedule = SyncSchedule(num_fragments, num_fragments, overlap_steps=overlap_steps)
     parts = {
         "outer": config.outer.model_copy(update={"schedule": schedule}),
-        "train": config.train.model_copy(update={"steps": (_ROUNDS + 1) * P}),
+        "train": config.train.model_copy(update={"steps": (_ROUNDS + 1) * num_fragments}),
     }
     loop = build_outer_loop(config.model_copy(update=parts), model, Local(LocalWorld(1), 0))
-    watch = _Stopwatch(loop.exchange.compressor)
-    loop.exchange = replace(loop.exchange, compressor=watch)
+    timed = _TimedCompressor(loop.exchange.compressor)
+    loop.exchange = replace(loop.exchange, compressor=timed)
     codec, whole = list[float](), list[float]()
     for _ in range(_ROUNDS + 1):
         train()
         drain()
-        watch.seconds, begin = 0.0, time.perf_counter()
-        for _ in range(P):
+        timed.seconds, begin = 0.0, time.perf_counter()
+        for _ in range(num_fragments):
             loop.step()
         for sync in loop.state.in_flight.values():  # with a full delay
             assert sync.outcome is not None
             sync.outcome.result()
         drain()
         whole.append(time.perf_counter() - begin)
-        codec.append(watch.seconds)
+        codec.append(timed.seconds)
     loop.close()
     codec_seconds = median(codec[1:])
-    return SyncTimes(codec_seconds, median(whole[1:]) - codec_seconds)
+    return SyncSeconds(codec_seconds, median(whole[1:]) - codec_seconds)
 
 
-def model_link(megabits_per_second: float, sync_bytes: list[int], codec_seconds: float, step_seconds: float) -> Link:
-    """From which H and tau on syncs hide behind inner steps on such a link.
+def model_uplink(
+    megabits_per_second: float, sync_bytes: list[int], codec_seconds: float, step_seconds: float
+) -> ModelledUplink:
+    """Return from which H and tau on syncs hide behind inner steps on such an uplink.
 
     The uplink carries one fragment at a time, and what it carries is encoded before and decoded after; a fragment is
     sent every H / P steps, so none has to wait for another where each gets through in that time.
@@ -113,4 +122,4 @@ def model_link(megabits_per_second: float, sync_bytes: list[int], codec_seconds:
     seconds = 8e-6 * total / megabits_per_second
     largest = (seconds + codec_seconds) * max(sync_bytes) / total
     overlap_steps = math.ceil(largest / step_seconds)
-    return Link(megabits_per_second, seconds, len(sync_bytes) * overlap_steps, overlap_steps)
+    return ModelledUplink(megabits_per_second, seconds, len(sync_bytes) * overlap_steps, overlap_steps)

@@ -1,4 +1,4 @@
-"""A profile for people: one table on a terminal, plain lines elsewhere."""
+"""Printing a profile: one table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rich.table import Table
 from isthmus.tools.profile.measure import Profile
 from isthmus.tools.report import readable_bytes
 
-Row = tuple[str, str, str]  # what, how much, in which sense
+Row = tuple[str, str, str]  # the figure's name, its value, how it is meant
 
 
 def show(profile: Profile, console: Console) -> None:
-    """Print it."""
+    """Print a profile."""
     if not console.is_terminal:
         for what, value, note in rows(profile):
             console.print(f"{what}: {value}" + (f" ({note})" if note else ""), soft_wrap=True, markup=False)
@@ -29,7 +29,7 @@ def show(profile: Profile, console: Console) -> None:
 
 
 def rows(profile: Profile) -> Iterator[Row]:
-    """Everything worth saying, in order."""
+    """Yield the lines of the table in order."""
     yield "device", profile.device, ""
     yield "parameters", f"{profile.num_parameters:,}", ""
     for tried in profile.micro_batches:
@@ -62,11 +62,11 @@ def _syncs(profile: Profile) -> Iterator[Row]:
 
 
 def _seconds(seconds: float) -> str:
-    """'12.3 ms'."""
+    """Write a duration: '12.3 ms'."""
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def _flops(count: float) -> str:
-    """'12.3 GFLOP'."""
+    """Write a number of FLOPs: '12.3 GFLOP'."""
     unit, size = next((u, s) for u, s in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 0.0)) if count >= s)
     return f"{count / (size or 1e6):.3g} {unit}FLOP"

@@ -1,45 +1,38 @@
-"""What an inner step takes: memory, time by micro-batch size, and arithmetic."""
+"""Measuring an inner step: its memory and speed by micro-batch size, and its arithmetic."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils import flop_counter
 
 from isthmus.core import UserError
-from isthmus.inner import SupervisedStep
+from isthmus.inner import AdversarialStep, SupervisedStep
 from isthmus.inner.micro_batch import measure_rates
 from isthmus.inner.step import Batch
-from isthmus.tools.live_bytes import LiveBytes, Watch
+from isthmus.tools.live_bytes import LiveBytes, LiveBytesMode
 
-
-def _attention(query: Any, key: Any, value: Any, *others: Any, **named: Any) -> int:
-    return int(sdpa_flop_count(query, key, value))
-
-
-def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *others: Any, **named: Any) -> int:
-    return int(sdpa_backward_flop_count(gradient, query, key, value))
-
-
+_FORWARD: Callable[..., int] = flop_counter.sdpa_flop_count
+_BACKWARD: Callable[..., int] = flop_counter.sdpa_backward_flop_count
 _CPU_ATTENTION = {  # which torch's counter does not know
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda *args, **options: _FORWARD(*args[:3]),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *args, **options: _BACKWARD(*args[:4]),
 }
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """An inner step that takes so many samples at once."""
+    """The memory and speed of an inner step with one micro-batch size."""
 
-    size: int
-    peak_bytes: int  # the most that is there at once: weights, gradients, optimizer, activations
+    size: int  # samples of a forward pass
+    peak_bytes: int  # the most that is in use at once: weights, gradients, optimizer, activations
     samples_per_second: float  # of forward and backward passes alone
 
 
-def try_sizes(step: SupervisedStep, batch: Batch) -> list[MicroBatch]:
-    """All micro-batch sizes that `inner.micro_batch_size: auto` tries, of those that fit.
+def try_micro_batches(step: SupervisedStep | AdversarialStep, batch: Batch) -> list[MicroBatch]:
+    """Try all micro-batch sizes that `inner.micro_batch_size: auto` tries; return those that fit into memory.
 
     Args:
         step: before its first batch; trains a few steps here.
@@ -53,33 +46,33 @@ def try_sizes(step: SupervisedStep, batch: Batch) -> list[MicroBatch]:
     except torch.OutOfMemoryError:  # a pass fitted, but not beside gradients and the optimizer's state
         step.optimizer.zero_grad()
     if not tried:
-        raise UserError("profile: not even one sample fits into memory beside gradients and optimizer: see mesh.shard")
+        raise UserError("not even one sample fits into memory beside gradients and optimizer: see mesh.shard")
     return tried
 
 
 class _Memory:
     """The most memory in use during an inner step: the allocator's figure on a GPU, live tensors on a CPU."""
 
-    def __init__(self, step: SupervisedStep) -> None:
+    def __init__(self, step: SupervisedStep | AdversarialStep) -> None:
         self._step, self._live = step, LiveBytes()
         self._live.add([*step.model.parameters(), *step.model.buffers()])
 
     def peak(self, batch: Batch, size: int) -> int:
-        """Of a step with micro-batches of this size."""
+        """Return the bytes that a step with micro-batches of this size uses at most."""
         self._step.micro_batch_size = size
         if next(iter(batch.values())).is_cuda:
             torch.cuda.reset_peak_memory_stats()
             self._step(batch)
             return torch.cuda.max_memory_allocated()
         self._live.peak = self._live.now()
-        with torch.compiler.set_stance("force_eager"), Watch(self._live):
+        with torch.compiler.set_stance("force_eager"), LiveBytesMode(self._live):
             self._step(batch)
         return self._live.peak
 
 
-def count_flops(step: SupervisedStep, batch: Batch) -> int:
-    """Multiplications and additions of one step's matrix products, convolutions and attention, by torch's formulas."""
-    counter = FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION)
+def count_flops(step: SupervisedStep | AdversarialStep, batch: Batch) -> int:
+    """Count the FLOPs of one step's matrix products, convolutions and attention, by torch's formulas."""
+    counter = flop_counter.FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION)
     with torch.compiler.set_stance("force_eager"), counter:
         step(batch)
     return int(counter.get_total_flops())
