@@ -1,5 +1,6 @@
 """Options and settings shared by all tests, and the rule behind `make quick`."""
 
+import logging
 import multiprocessing.process
 import signal
 import sys
@@ -20,6 +21,13 @@ _started: list[str] = []  # by the test that runs
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regenerate-golden", action="store_true", help="write the golden traces anew")
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What isthmus logs in this process; `logged.messages` has the lines."""
+    caplog.set_level(logging.INFO, "isthmus")
+    return caplog
 
 
 @pytest.hookimpl(wrapper=True)

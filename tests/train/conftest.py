@@ -1,6 +1,5 @@
 """Runs that several tests look at."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,13 +7,6 @@ import pytest
 from worker_processes import MESHES, NOT_ELEMENTWISE, THREE_WORKERS, Job, recipe, run_jobs, said
 
 from isthmus.recipes import RECIPES
-
-
-@pytest.fixture
-def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """What isthmus logs in this process; `logged.messages` has the lines."""
-    caplog.set_level(logging.INFO, "isthmus")
-    return caplog
 
 
 @pytest.fixture(scope="session")

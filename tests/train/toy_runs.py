@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from tests.train.worker_processes import events, final_weights
 from torch import nn
-from worker_processes import events, final_weights
 
 from isthmus.config import RunConfig
 from isthmus.recipes import load_config

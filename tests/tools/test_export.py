@@ -1,6 +1,7 @@
 """What `isthmus export` writes is the anchor: loaded elsewhere, by others, it gives the same bits."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,8 @@ import torch
 import yaml
 from exported_outputs import output_of
 from safetensors.torch import load_file
-from toy_runs import Toy, toy_config
-from worker_processes import events
+from tests.train.toy_runs import Toy, toy_config
+from tests.train.worker_processes import events
 
 from isthmus.cli import main
 from isthmus.config import RunConfig
@@ -26,9 +27,8 @@ from isthmus.train.checkpoint import Checkpoints
 from isthmus.train.worker import train
 from isthmus.transport.peers import ring_bytes
 
-HERE = Path(__file__).parent
+HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 SMALL = "hidden_size: 16, num_layers: 2, num_heads: 2, sequence_length: 8"
-TOKENS = torch.arange(40).view(4, 10) % 16
 
 
 def anchors(run_dir: Path, step: int) -> list[torch.Tensor]:
@@ -63,30 +63,9 @@ def test_the_exported_weights_are_the_anchors_not_the_workers_own(stopped, tmp_p
         assert not torch.equal(weights[name], own[name])
 
 
-ELSEWHERE = """
-import sys, torch
-from isthmus.data.tokenizer import load_tokenizer
-from isthmus.models import load_exported
-model = load_exported(sys.argv[1], trust_imports=True)
-print(model({"tokens": torch.arange(40).view(4, 10) % 16}).item().hex())
-"""
-
-
-@pytest.mark.processes
-def test_a_model_of_ones_own_loads_in_a_fresh_process_with_the_same_outputs(stopped, tmp_path):
-    export(stopped, tmp_path / "toy")
-    model = Toy().eval()
-    for param, anchor in zip(model.parameters(), anchors(stopped, 10), strict=True):
-        param.data.copy_(anchor)
-    expected = model({"tokens": TOKENS}).item().hex()
-    command = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "toy")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=HERE, check=False, timeout=60)
-    assert (done.stdout.strip(), done.returncode) == (expected, 0), done.stderr
-
-
 def test_code_that_a_folder_names_is_not_run_unasked(stopped, tmp_path):
     export(stopped, tmp_path / "toy")
-    with pytest.raises(UserError, match="names code, 'toy_runs:Toy': if you trust it"):
+    with pytest.raises(UserError, match="names code, 'tests.train.toy_runs:Toy': if you trust it"):
         load_exported(tmp_path / "toy")
     config = {"isthmus": "0.1.0", "model": {"type": "os:system", "command": f"touch {tmp_path}/owned"}}
     (tmp_path / "toy/config.json").write_text(json.dumps(config))
@@ -95,68 +74,10 @@ def test_code_that_a_folder_names_is_not_run_unasked(stopped, tmp_path):
     assert not (tmp_path / "owned").exists()
 
 
-LOGITS = """
-import sys, torch
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
-logits = {}
-for folder in sys.argv[2:]:
-    network, problems = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert not any(problems.values()), problems
-    for param in network.parameters():  # where a tensor lies in memory decides how the CPU sums it up
-        param.data = param.data.clone()
-    with torch.no_grad():
-        logits[folder] = network(input_ids=torch.arange(16).view(2, 8), use_cache=False).logits
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    for text in ("one <0> two", "\\0 \\r\\n\\t  'll ", "".join(map(chr, range(1, 0x500))), "漢字 😀"):
-        tokens = tokenizer(text)["input_ids"]
-        assert tokens == list(text.encode()), (folder, text, tokens)
-        assert tokenizer.decode(tokens) == text, (folder, text)
-    assert (len(tokenizer), tokenizer.eos_token_id) == (256, 0)
-    assert tokenizer.decode([104, 255, 105]) == "h\\ufffdi"  # what is no UTF-8 does not spoil the rest
-    prompts = tokenizer(["ab", "abc"], return_tensors="pt", padding=True, padding_side="left")
-    generated = network.generate(**prompts, min_new_tokens=4, max_new_tokens=4)
-    assert generated.shape == (2, 7) and tokenizer.decode(generated[1]).startswith("abc")
-save_file(logits, sys.argv[1])
-"""
-
-
 def language_model(folder: Path, model: str) -> RunConfig:
     """A run of 4 steps."""
     overrides = (f"model={model}", "train.steps=4", "train.checkpoint_every=0", f"train.run_dir={folder}")
     return toy_config(folder.parent, *overrides)
-
-
-@pytest.mark.processes
-def test_language_models_load_with_transformers_alone_give_the_same_logits_and_generate_text(tmp_path):
-    from transformers import GPT2Config
-
-    GPT2Config(
-        n_embd=16, n_layer=2, n_head=2, vocab_size=256, n_positions=8, bos_token_id=None, eos_token_id=None
-    ).save_pretrained(tmp_path / "gpt2")
-    (tmp_path / "runs").mkdir()
-    models = {
-        "gpt_neox": f"{{type: gpt_neox, {SMALL}}}",
-        "gpt_neo": f"{{type: gpt_neo, {SMALL}}}",  # its head is tied
-        "huggingface": f"{{type: huggingface, path: {tmp_path}/gpt2, sequence_length: 8}}",
-    }
-    expected = {}
-    for name, model in models.items():
-        config = language_model(tmp_path / "runs" / name, model)
-        train(config)
-        folder = str(tmp_path / "exported" / name)
-        assert export(tmp_path / "runs" / name, Path(folder)) == 4
-        built = build_model_spec(config).build(seed=9).eval()
-        for param, anchor in zip(built.parameters(), anchors(tmp_path / "runs" / name, 4), strict=True):
-            param.data.copy_(anchor)
-        with torch.no_grad():
-            expected[folder] = built.network(input_ids=torch.arange(16).view(2, 8)).logits
-    command = [sys.executable, "-c", LOGITS, str(tmp_path / "logits"), *expected]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
-    assert done.returncode == 0, done.stderr
-    got = load_file(tmp_path / "logits")
-    for folder, logits in expected.items():
-        assert torch.equal(got[folder], logits), folder
 
 
 def test_a_tokenizer_of_a_folder_is_exported_and_missed_in_one_line(tmp_path, caplog):
@@ -173,7 +94,10 @@ def test_a_tokenizer_of_a_folder_is_exported_and_missed_in_one_line(tmp_path, ca
 
 
 SPEECH = "hidden_size: 16, num_layers: 2, num_heads: 2, conv_size: 8, position_groups: 4, num_samples: 8000"
-OTHERS = {
+KINDS = {
+    "gpt_neox": [f"model={{type: gpt_neox, {SMALL}}}"],
+    "gpt_neo": [f"model={{type: gpt_neo, {SMALL}}}"],  # its head is tied
+    "huggingface": ["model={type: huggingface, path: GPT2, sequence_length: 8}"],
     "resnet": ["model={type: resnet, image_size: 16, num_channels: 1}", "data={type: images}"],
     "wav2vec2": [f"model={{type: wav2vec2, {SPEECH}}}", "data={type: speech, source: formants, transcripts: false}"],
     "wav2vec2_ctc": [f"model={{type: wav2vec2_ctc, {SPEECH}}}", "data={type: speech, source: formants}"],
@@ -182,35 +106,38 @@ OTHERS = {
         "data={type: images}",
         "inner.optimizer={type: adversarial}",
     ],
+    "toy": [],
 }
 
 
 @pytest.mark.processes
-def test_models_of_images_and_sound_load_in_a_fresh_process_with_the_same_outputs(tmp_path):
+def test_models_of_all_kinds_load_in_a_fresh_process_with_the_same_outputs(tmp_path):
     """Weights are the anchors'; running statistics, moving averages and the like come from the same checkpoint."""
-    expected, folders = {}, {}
-    for name, options in OTHERS.items():
-        run_dir = tmp_path / name
-        config = load_config(
-            None,
-            [*options, "inner.batch_size=4", "outer.schedule.local_steps=2", "outer.schedule.warm_start_steps=0",
-             "train.steps=3", "train.eval_batches=1", f"train.run_dir={run_dir}"],
-        )  # fmt: skip
+    from transformers import GPT2Config
+
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 8, "vocab_size": 256}
+    GPT2Config(**sizes, bos_token_id=None, eos_token_id=None).save_pretrained(tmp_path / "GPT2")
+    expected, folders = {}, {name: str(tmp_path / "exported" / name) for name in KINDS}
+    common = ["outer.schedule.local_steps=2", "train.steps=3", "train.checkpoint_every=0", "train.eval_batches=1"]
+    for name, options in KINDS.items():
+        own = [option.replace("GPT2", str(tmp_path / "GPT2")) for option in options]
+        config = toy_config(tmp_path, *common, f"train.run_dir={tmp_path / name}", *own)
         train(config)
-        folders[name] = str(tmp_path / "exported" / name)
-        assert export(run_dir, Path(folders[name])) == 3
+        assert export(tmp_path / name, Path(folders[name])) == 3
         built = build_model_spec(config).build(seed=9)
-        built.load_state_dict(Checkpoints(run_dir / "checkpoints", 0, {}).load(3)["model"], strict=False)
-        for param, anchor in zip(built.parameters(), anchors(run_dir, 3), strict=True):
+        built.load_state_dict(Checkpoints(tmp_path / name / "checkpoints", 0, {}).load(3)["model"], strict=False)
+        for param, anchor in zip(built.parameters(), anchors(tmp_path / name, 3), strict=True):
             param.data.copy_(anchor)
         expected[name] = output_of(name, getattr(built, "network", built))
-        unit = "seconds of sound" if name.startswith("wav2vec2") else "images"
+        unit = {"speech": "seconds of sound", "images": "images"}.get(config.data["type"], "tokens")
         assert f"{unit} worker 0 trained on" in card_of(Path(folders[name]))[1]
     command = [sys.executable, str(HERE / "exported_outputs.py"), str(tmp_path / "outputs"), json.dumps(folders)]
     command.append(str(torch.get_num_threads()))
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}  # where the toy model is
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, env=env)
     assert done.returncode == 0, done.stderr
     got = load_file(tmp_path / "outputs")
+    assert got.keys() == KINDS.keys()
     for name, output in expected.items():
         assert output.isfinite().all()
         assert torch.equal(got[name], output), name

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from toy_runs import toy_config
+from tests.train.toy_runs import toy_config
 
 from isthmus.cli import main
 from isthmus.train.worker import train
