@@ -102,7 +102,9 @@ def _notes(finished: list[FinishedRun], step_seconds: float) -> list[str]:
         f"tokens per worker; {WORKERS} workers share {num_cores()} cores here, so computing is slower than alone.",
         "alone: one worker on its own part of the data, without the others and without communication.",
         f"Inner optimizer: {_inner_optimizers(finished)}.",
-        "eval loss: nats a token on validation text; of the anchor, where there is one.",
+        "eval loss: nats a token on validation text; of the anchor (the parameters as of the last sync, equal on all "
+        "workers), where there is one.",
+        "hidden: seconds of syncs during which training went on.",
         "modelled: share of the time spent computing, if every worker had a machine like this one for itself "
         f"({step_seconds:.3f} s a step, as measured alone) and an uplink of that speed; bytes as counted.",
     ]
