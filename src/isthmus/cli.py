@@ -143,7 +143,12 @@ def show(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = 
 
     loaded, console = load_config(config, overrides or [], workers), _console()
     print(yaml.safe_dump(dump(loaded), sort_keys=False))
-    table = Table("fragment (synced together)", f"sent per sync by each of {loaded.train.workers} workers", "bytes", box=SIMPLE_HEAD)
+    table = Table(
+        "fragment (synced together)",
+        f"sent per sync by each of {loaded.train.workers} workers",
+        "bytes",
+        box=SIMPLE_HEAD,
+    )
     for fragment, count in sync_bytes(loaded).items():
         table.add_row(fragment, readable_bytes(count), f"{count:,}")
     console.print(table)
