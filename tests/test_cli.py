@@ -65,6 +65,7 @@ BAD = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD)
 def test_bad_input_is_one_line_and_exit_code_2(monkeypatch, capsys, config, arguments, message):
     assert isthmus(monkeypatch, *[config if argument == "CONFIG" else argument for argument in arguments]) == 2
@@ -84,6 +85,7 @@ def test_a_file_that_holds_no_configuration(monkeypatch, capsys, config, text):
     assert err.count("\n") == 1
 
 
+@pytest.mark.processes
 def test_a_folder_that_cannot_be_written(monkeypatch, capsys, config, tmp_path):
     (tmp_path / "file").touch()
     for run_dir, reason in {
@@ -172,6 +174,7 @@ def test_a_run_can_be_lengthened(monkeypatch, capsys, config, tmp_path, again):
     assert kept["outer"]["schedule"]["warm_start_steps"] == 2
 
 
+@pytest.mark.processes
 def test_what_cannot_be_resumed_is_said_before_workers_start(monkeypatch, capsys, config, tmp_path):
     assert isthmus(monkeypatch, "train", config) == 0
     log = tmp_path / "run/logs"
