@@ -51,7 +51,7 @@ class BigGAN:
             )
 
     def build(self, seed: int = 0) -> nn.Module:
-        """Both networks with float32 weights drawn from `seed`."""
+        """Make both networks with float32 weights drawn from `seed`."""
         images = (self.image_size, self.num_channels, self.num_classes, self.width)
         with seeded(seed):
             generator = Generator(*images, self.chunk_size, self.class_size)

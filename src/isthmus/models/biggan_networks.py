@@ -141,7 +141,7 @@ class _ConditionalNorm(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Every position looks at all positions of the features at half their size (SAGAN, arXiv 1805.08318, section 3)."""
+    """Attention: every position looks at all positions of the features at half their size (SAGAN, arXiv 1805.08318)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -159,12 +159,12 @@ class _Attention(nn.Module):
 
 
 def _channels(size: int, image_size: int, width: int) -> int:
-    """Of features of this size: the smaller they are, the more."""
+    """Return the number of channels of features of this size: the smaller they are, the more."""
     return width * min(_WIDEST, image_size // size)
 
 
 def _attention_size(image_size: int) -> int:
-    """Attention is where features have half the image's size, as in the paper at 128 pixels."""
+    """Return the size of the features with attention: half the image's, as in the paper at 128 pixels."""
     return min(_ATTENTION_SIZE, image_size // 2)
 
 

@@ -1,4 +1,4 @@
-"""How far generated images are from real ones: a Frechet distance, and whether they are of the class asked for.
+"""Measures of generated images: their Frechet distance from real ones, and whether they are of the class asked for.
 
 The usual features (FID, arXiv 1706.08500) are those of a classifier of ImageNet, which has to be downloaded and knows
 nothing of grey digits. Here they are those of a fixed random convolutional network: its few layers see strokes and
@@ -22,7 +22,7 @@ Features = npt.NDArray[np.float64]  # [num_images, num_features]
 
 @torch.no_grad()
 def random_features(images: torch.Tensor) -> Features:
-    """64 features of every image [num_images, channels, size, size]: four layers at most, weights always the same."""
+    """Compute 64 features of every image [num_images, channels, size, size], by layers with fixed random weights."""
     generator = np.random.RandomState(_SEED)  # whose numbers are the same in all versions
     x = images.float()
     for layer in range(4):
@@ -36,7 +36,7 @@ def random_features(images: torch.Tensor) -> Features:
 
 
 def frechet_distance(real: Features, generated: Features) -> float:
-    """Frechet distance of two normal distributions with these means and covariances, over the real ones' variance.
+    """Return the Frechet distance of two normal distributions with these moments, over the real ones' variance.
 
         (|m - m'|^2 + tr(C + C' - 2 (C C')^(1/2))) / tr(C)
 
@@ -54,7 +54,7 @@ def frechet_distance(real: Features, generated: Features) -> float:
 def class_agreement(
     real: Features, labels: npt.NDArray[np.int64], generated: Features, wanted: npt.NDArray[np.int64]
 ) -> float:
-    """Share of the generated images whose nearest real one has the class that was asked for."""
+    """Return the share of generated images whose nearest real one has the class that was asked for."""
     products = generated @ real.T
     nearest = (np.square(real).sum(1) - 2 * products).argmin(1)
     return float((labels[nearest] == wanted).mean())
@@ -65,7 +65,7 @@ def _moments(features: Features) -> tuple[Features, Features]:
 
 
 def _root(covariance: Features) -> Features:
-    """The symmetric square root."""
+    """Return the symmetric square root of a covariance."""
     values, vectors = np.linalg.eigh(covariance)
     root: Features = (vectors * np.sqrt(values.clip(min=0))) @ vectors.T
     return root

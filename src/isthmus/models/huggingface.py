@@ -47,7 +47,7 @@ class HuggingFace:
         return CausalLM(network.train())
 
     def outline(self) -> nn.Module:
-        """The parameters that the folder's configuration describes; weights are not read."""
+        """Make the parameters that the folder's configuration describes; weights are not read."""
         return replace(self, pretrained=False).build()
 
     @property

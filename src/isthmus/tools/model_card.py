@@ -27,7 +27,7 @@ _GENERATION_TAG = "pipeline_tag: text-generation"
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """What a card says of a run."""
+    """The facts about a run that a model card tells."""
 
     config: RunConfig
     step: int  # after which the model was saved
@@ -41,7 +41,7 @@ class TrainingFacts:
 
 
 def model_card(name: str, facts: TrainingFacts, network: nn.Module | None) -> str:
-    """A model card, in Markdown, with the Hub's header.
+    """Write a model card, in Markdown, with the Hub's header.
 
     Args:
         name: of the model.
@@ -65,7 +65,7 @@ def model_card(name: str, facts: TrainingFacts, network: nn.Module | None) -> st
 
 
 def _loading(facts: TrainingFacts, network: nn.Module | None) -> tuple[str, list[str]]:
-    """The code that loads it, and the card's header."""
+    """Return the code that loads the model, and the card's header."""
     if network is None:
         kind = facts.config.model["type"]
         trust = ", trust_imports=True" if kind == "module" or ":" in kind else ""
@@ -133,7 +133,7 @@ def _evaluation(facts: TrainingFacts) -> str:
 
 
 def _settings(spec: dict[str, Any], *names: str) -> str:
-    """'`sgd`, lr 0.6, momentum 0.8'."""
+    """Write a spec with these of its options: '`sgd`, lr 0.6, momentum 0.8'."""
     return ", ".join([f"`{spec['type']}`", *(f"{name} {spec[name]}" for name in names if spec.get(name))])
 
 

@@ -1,4 +1,4 @@
-"""An exported model on the Hugging Face Hub."""
+"""Uploading an exported model to the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from isthmus.core import UserError
 
 
 def hub_token() -> str:
-    """The token of the environment; no file is asked, and nothing keeps it.
+    """Return the token of the environment; no file is asked for one, and none is kept.
 
     Raises:
-        UserError: there is none.
+        UserError: HF_TOKEN is not set.
     """
     token = os.environ.get("HF_TOKEN")
     if not token:
@@ -21,7 +21,7 @@ def hub_token() -> str:
 
 
 def push(folder: Path, repo: str, token: str) -> str:
-    """Upload a folder as a model; one that does not exist yet begins private.
+    """Upload a folder to a repository on the Hub, which is made, and private, where it does not exist.
 
     Args:
         folder: whose files go there.
@@ -29,7 +29,7 @@ def push(folder: Path, repo: str, token: str) -> str:
         token: that may write there.
 
     Returns:
-        Where it can be seen.
+        The address where it can be seen.
 
     Raises:
         UserError: the Hub refuses, or cannot be reached.
