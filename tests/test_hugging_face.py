@@ -11,6 +11,8 @@ import pytest
 from isthmus.transport.torchft.lighthouse import lighthouse
 from tests import hugging_face_loops, workers
 
+pytestmark = pytest.mark.processes
+
 GUARD_BYTES, VOTE_BYTES = 40, 9  # what a worker sends to one other in every sync besides its pseudo-gradient
 WRAPPED = (
     "the model is wrapped in DistributedDataParallel, whose gradients cross to the other workers at every step: leave "

@@ -56,6 +56,7 @@ def test_a_log_on_a_full_disk_ends_nothing(monkeypatch):
         os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("arguments", [["--quiet", "launch"], ["launch", "--verbose"]])
 def test_the_options_may_stand_before_and_behind_a_command(arguments):
     command = [sys.executable, "-m", "isthmus", *arguments]

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
@@ -15,6 +16,8 @@ from isthmus import attach
 from isthmus.transport.torchft.lighthouse import lighthouse
 from tests import workers
 from tests.hugging_face_loops import Tokens, tiny_model
+
+pytestmark = pytest.mark.processes
 
 PAGE = Path(__file__).parents[1] / "docs/own-loop.md"
 HEADINGS = ["", "Another method, other peers", "Save and resume", "The Hugging Face Trainer", "accelerate", "LoRA"]

@@ -97,6 +97,7 @@ def test_what_is_built_in_is_not_streamed(spec):
     refused("set data.streaming to false", spec)
 
 
+@pytest.mark.processes
 def test_what_is_there_is_accepted_without_a_library_that_takes_seconds(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
     code = f"""

@@ -209,6 +209,7 @@ def test_an_outline_has_the_models_parameters_without_their_values(spec):
     assert named[0] == named[1]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", ["gpt_neox", "gpt_neo"])
 def test_an_outline_imports_no_transformers_and_no_dtensor(kind):
     code = (

@@ -34,6 +34,7 @@ from isthmus.transport.torch_dist import TorchDist
 METHODS = [name for name in RECIPES.names() if name not in ("ddp", "opendiloco", "muloco")]
 
 
+@pytest.mark.processes
 def test_importing_isthmus_alone_does_not_wait_for_torch() -> None:
     code = "import sys, isthmus; assert 'torch' not in sys.modules; from isthmus import attach; assert callable(attach)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -51,6 +52,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
     return {name: [worker[number] for worker in ended] for number, name in enumerate(runs)}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", [*METHODS, "offloaded", "bfloat16"])
 def test_a_resumed_loop_ends_as_one_that_was_not_stopped(name: str, resumed: dict[str, list[dict[str, Any]]]) -> None:
     one, other = resumed[name]
@@ -65,10 +67,12 @@ def test_a_resumed_loop_ends_as_one_that_was_not_stopped(name: str, resumed: dic
         assert one["ends"][0]["anchors"] == other["ends"][0]["anchors"]
 
 
+@pytest.mark.processes
 def test_offloading_changes_no_bit(resumed: dict[str, list[dict[str, Any]]]) -> None:
     assert resumed["offloaded"] == resumed["streaming"]
 
 
+@pytest.mark.processes
 def test_workers_that_differ_are_told_so_when_they_start(tmp_path: Path) -> None:
     one, other = workers.results(workers.run(own_loops.refusals, folder=str(tmp_path)))
     assert one == other

@@ -51,6 +51,7 @@ def test_ddp_is_ten_lines_of_data_parallelism(two_workers: Path):
         torch.testing.assert_close(saved[name], param.detach(), rtol=1e-3, atol=1e-4, msg=name)
 
 
+@pytest.mark.processes
 def test_ddp_evaluates_the_model(two_workers: Path):
     assert {event["of"] for event in events(two_workers / "ddp", 0, "eval")} == {"model"}
 

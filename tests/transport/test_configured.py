@@ -51,6 +51,7 @@ def looked(overrides):
     return [finding.status for finding in findings], " ".join(f"{each.found}: {each.advice}" for each in findings)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["torchft", "hivemind"])
 def test_a_served_rendezvous_answers_until_it_ends(tmp_path, name):
     overrides = [f"outer.transport.type={name}"]
