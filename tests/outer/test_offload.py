@@ -176,7 +176,7 @@ def test_on_every_device_there_is_the_result_is_the_same_bitwise(device: str) ->
 def test_a_device_that_does_not_exist_is_one_clear_line(device: str) -> None:
     if device.startswith("cuda") and torch.cuda.device_count() > 7:
         pytest.skip("it exists")
-    with pytest.raises(UserError, match=f"no device '{device}' here: use cpu"):
+    with pytest.raises(UserError, match=f"no device '{device}': use cpu"):
         Offload(device)
     with pytest.raises(UserError, match="use cpu"):
         load_config(overrides=[f"outer.offload='{device}'"])
