@@ -24,6 +24,7 @@ from isthmus import log
 if TYPE_CHECKING:
     from isthmus.tools.finished_run import FinishedRun
 
+_DEMO_STEP_SECONDS = 0.2  # of all runs, one step each, on two cores
 _DHT_LISTEN = "/ip4/0.0.0.0/tcp/29520"
 
 # Commands import their parts themselves: torch takes seconds, and `--help` needs none of it.
@@ -82,11 +83,14 @@ def common(
 @app.command()
 def demo(
     run_dir: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/demo"),
-    steps: Annotated[int, typer.Option(min=1, help="Inner steps of each run.")] = 400,
+    steps: Annotated[int, typer.Option(min=1, help="Inner steps of each run.")] = 500,
 ) -> None:
-    """Train a small model in six ways on this machine and compare them in one table."""
+    """Train a small model in several ways on this machine and compare them in one table."""
     from isthmus.tools.fork_server import ForkServer
 
+    minutes = max(1, round(_DEMO_STEP_SECONDS * steps / 60))  # said before torch is imported, which takes seconds
+    length = "a minute" if minutes == 1 else f"{minutes} minutes"
+    print(f"one small language model, trained in several ways on this machine: {length} on two cores", flush=True)
     with ForkServer() as server:  # it imports while this process does
         from isthmus.tools.demo import run_demo
 

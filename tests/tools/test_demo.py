@@ -24,7 +24,7 @@ TINY = {
     "inner": {"batch_size": 2},
     "train": {"eval_every": 5, "eval_batches": 1, "checkpoint_every": 0},
 }
-TWO_RUNS = (DemoRun("alone", "ddp", workers=1), DemoRun("two", "ddp", workers=2))
+TWO_RUNS = (DemoRun("alone", "ddp", "by itself", workers=1), DemoRun("two", "ddp", "together", workers=2))
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_the_demo_compares_runs_and_replaces_an_older_one(tiny):
         run_demo(tiny, 10, console, server, TWO_RUNS)
     text = captured.get()
     assert "holds an older demo: it is replaced" in text
-    assert "2 of 2: two" in text
+    assert "2 of 2: two: together" in text
     assert "modelled" in text
     assert "Inner optimizer: adamw in alone, two." in text
     assert {path.name for path in tiny.iterdir()} == {"alone", "two", "demo.yaml", "summary.json", "report.png"}
@@ -68,10 +68,10 @@ def test_a_folder_with_something_else_is_left_alone(tiny):
     assert (tiny / "thesis.tex").exists()
 
 
-def test_the_six_runs_see_equal_tokens_and_are_what_they_are_called(tmp_path):
+def test_the_runs_see_equal_tokens_and_are_what_they_are_called(tmp_path):
     configs = {run.name: run.configure(100, tmp_path) for run in demo.RUNS}
-    assert list(configs) == ["alone", "ddp", "diloco", "streaming", "sparseloco", "muloco"]
+    assert list(configs) == ["alone", "ddp", "diloco", "streaming", "muloco"]
     assert len({(config.inner.batch_size, config.train.steps, str(config.data)) for config in configs.values()}) == 1
-    assert [config.train.workers for config in configs.values()] == [1, 4, 4, 4, 4, 4]
+    assert [config.train.workers for config in configs.values()] == [1, 4, 4, 4, 4]
     assert all(config.outer.recipe in RECIPES.names() for config in configs.values())
     assert configs["alone"].outer.schedule is None

@@ -73,7 +73,7 @@ def test_it_is_a_fork_with_the_environment_threads_name_and_group_that_it_is_giv
         "program": "isthmus.tools.fork_server",
     }
     assert probe.poll() is None
-    probe.tell(b"go on\n")
+    probe.tell(b"go on\n" * 2)  # for every time that it is built
     assert exit_code(probe) == 0
     probe.tell(b"too late\n")
 
@@ -106,7 +106,7 @@ def test_a_process_whose_server_has_other_threads_is_no_fork(tmp_path):
             busy.import_modules(["busy"])
             child = busy.start(["show", str(probing(tmp_path))], dict(os.environ) | WORLD, tmp_path / "log", "some")
             program = told(tmp_path / "log")["program"]
-            child.tell(b"\n")
+            child.tell(b"\n" * 2)
             assert exit_code(child) == 0
             child.close()
     assert program == "isthmus"

@@ -18,8 +18,8 @@ def metrics_path(run_dir: Path, worker: int, rank: int = 0) -> Path:
     return run_dir / "metrics" / f"{name_of(worker, rank)}.jsonl"
 
 
-def make_run_dir(run_dir: Path) -> None:
-    """Make the folder of a run, and those above it.
+def make_run_dir(run_dir: Path, option: str = "train.run_dir") -> None:
+    """Make the folder of a run, which an option names, and those above it.
 
     Raises:
         UserError: that cannot be.
@@ -28,7 +28,7 @@ def make_run_dir(run_dir: Path) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"train.run_dir: the folder {str(run_dir)!r} cannot be made ({error.strerror}): choose another"
+            f"{option}: the folder {str(run_dir)!r} cannot be made ({error.strerror}): choose another"
         ) from error
 
 
