@@ -144,7 +144,7 @@ def test_unusual_files_look_as_they_should(tmp_path):
     save(folder / "palette.gif", half)
     Image.fromarray(np.full((10, 10), 0x8000, np.uint16)).save(folder / "deep.png")
     data_set = open_images(tmp_path / "all")
-    names = [*data_set.train._names, *data_set.held_out._names]
+    names = [*data_set.train.names, *data_set.held_out.names]
     pixels = torch.cat([everything(data_set.train)["image"], everything(data_set.held_out)["image"]])
     seen = {name.split("/")[-1]: image for name, image in zip(names, pixels, strict=True)}
     assert seen["turned.jpg"][0, :3].min() > 0.8
@@ -219,7 +219,7 @@ def test_workers_share_a_folder_and_go_on_where_others_stopped(folder):
 
 def spoil(folder: Path) -> list[Path]:
     """Damage three training images, each in its own way."""
-    train = [folder / name for name in open_images(folder).train._names[3:9:2]]
+    train = [folder / name for name in open_images(folder).train.names[3:9:2]]
     whole = train[0].read_bytes()
     train[0].write_bytes(whole[: len(whole) // 2])
     train[1].write_bytes(b"")
@@ -257,7 +257,7 @@ def test_a_folder_that_is_gone_is_no_endless_search(folder):
     source = open_images(folder, max_bad_samples=1000).train
     for path in folder.rglob("*.png"):
         path.unlink()
-    with pytest.raises(UserError, match="none of the images can be read"):
+    with pytest.raises(UserError, match="none of the samples can be read"):
         everything(source)
 
 

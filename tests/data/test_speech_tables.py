@@ -63,7 +63,7 @@ def test_what_cannot_be_heard_or_has_no_text_is_named_and_passed_over(write, cap
         told = caplog.text
         assert "'row 3 of train' cannot be read" in told
         assert "'row 8 of train' cannot be read (it has no transcript): it is passed over" in told
-        assert "'row 9 of train' cannot be read (it has no sound): it is passed over" in told
+        assert "'row 9 of train' cannot be read (it holds no file): it is passed over" in told
         heard = numbers(data_set.train.read(np.arange(len(data_set.train)), None)) + numbers(data_set.validation(40)[0])
         assert sorted(heard) == sorted(set(range(ROWS)) - {3, 8, 9})
     with pytest.raises(UserError, match="the bad sample number 3: mend the data, or raise max_bad_samples"):

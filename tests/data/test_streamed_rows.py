@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("offline")
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """So that there are many."""
-    monkeypatch.setattr("isthmus.data.streamed_rows._BLOCK_ROWS", 8)
+    monkeypatch.setattr("isthmus.data.streamed_rows.BLOCK_ROWS", 8)
 
 
 def held_out_of(num_files: int, every: int = 10) -> set[int]:
@@ -144,7 +144,7 @@ def test_identity_37_a_restored_position_goes_on_bitwise(tmp_path, changed):
 
 
 def test_a_position_is_small(tmp_path, monkeypatch):
-    monkeypatch.setattr("isthmus.data.streamed_rows._BLOCK_ROWS", 256)
+    monkeypatch.setattr("isthmus.data.streamed_rows.BLOCK_ROWS", 256)
     stream = RowBatches(open_data_set(write(tmp_path / "corpus", 4)), 0, 25, 0, 1)
     next(stream)
     assert len(json.dumps(saved(stream))) < 2000

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("offline")
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """So that there are many."""
-    monkeypatch.setattr("isthmus.data.streamed_rows._BLOCK_ROWS", 8)
+    monkeypatch.setattr("isthmus.data.streamed_rows.BLOCK_ROWS", 8)
 
 
 @pytest.fixture

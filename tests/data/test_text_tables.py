@@ -207,7 +207,7 @@ def test_a_column_of_numbers_is_no_text(tmp_path):
 
 
 def test_too_little_text_is_refused(tmp_path):
-    refused("has one row", str(write_jsonl(tmp_path / "one.jsonl", ["a text"])))
+    refused("has fewer than 2 rows", str(write_jsonl(tmp_path / "one.jsonl", ["a text"])))
     refused("needs 9, the training data has 2", str(write_jsonl(tmp_path / "two.jsonl", ["a", "b"])))
     data_set = Text(str(tmp_path / "two.jsonl"), streaming=True).open(LENGTH)
     with pytest.raises(UserError, match="needs 9, the validation data has 2"):

@@ -3,7 +3,7 @@
 from isthmus.core.fragment import BufferRule, Fragment, buffer_rules, split_balanced, split_strided, split_whole
 from isthmus.core.registry import Registry, nearest
 from isthmus.core.schedule import SyncSchedule
-from isthmus.core.types import Peers, State, SyncReport, Tensors, UserError, WorkerGroup
+from isthmus.core.types import Peers, State, SyncReport, Tensors, UserError, WorkerGroup, first_line
 
 SPLITS = Registry(
     "split",
@@ -27,6 +27,7 @@ __all__ = [
     "UserError",
     "WorkerGroup",
     "buffer_rules",
+    "first_line",
     "nearest",
     "split_balanced",
     "split_strided",

@@ -15,6 +15,12 @@ class UserError(Exception):
     """Something the user can mend. The message is one line: what is wrong and what to do."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error, to which libraries add paragraphs of advice, or its kind where it is empty."""
+    text = str(error).strip()
+    return text.split("\n", 1)[0] if text else type(error).__name__
+
+
 class WorkerGroup(Protocol):
     """The process group of one worker's own ranks, which make the same calls in the same order."""
 

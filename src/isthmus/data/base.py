@@ -63,7 +63,7 @@ class DataSet(Protocol):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What a model must have at least, by the names of its options: {"vocab_size": 256}."""
+        """The least that a model must have, by the names of its options: {"vocab_size": 256}."""
         ...
 
     def sample_order(self, seed: int = 0) -> SampleOrder:
@@ -97,6 +97,15 @@ def check_source(spec: DataSpec) -> None:
     check = getattr(spec, "check_source", None)
     if check is not None:
         check()
+
+
+def check_position(saved: str, here: str) -> None:
+    """Refuse a position in data with another fingerprint than those here."""
+    if saved != here:
+        raise UserError(
+            f"data: the saved position is one in data {saved}, these are {here}: "
+            "restore the data, their seed and sample size, or start a new run"
+        )
 
 
 def check_batch_size(batch_size: int, num_samples: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What cannot be read: samples that are passed over up to a limit, and errors that pass by themselves."""
+"""Samples that cannot be read, which are passed over up to a limit, and errors that pass by themselves."""
 
 from __future__ import annotations
 
@@ -21,22 +21,12 @@ _NETWORK_LIBRARIES = frozenset(
 
 
 class ErrorBudget:
-    """The samples that one process could not read. Several threads may use it.
-
-    Args:
-        limit: samples that are passed over; one more ends the run.
-    """
+    """The samples that one process could not read, `limit` at most; one more ends the run. Threads may share it."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._names: set[str] = set()
         self._lock = threading.Lock()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._names
-
-    def __len__(self) -> int:
-        return len(self._names)
 
     def add(self, name: str, error: Exception) -> None:
         """Log once that a sample is bad, and why.
@@ -48,18 +38,14 @@ class ErrorBudget:
             if name in self._names:
                 return
             self._names.add(name)
-            reason = reason_of(error)
-            if len(self) > self._limit:
+            count, reason = len(self._names), _reason(error)
+            if count > self._limit:
                 raise UserError(
-                    f"data: {name!r} cannot be read ({reason}), the bad sample number {len(self)}: "
+                    f"data: {name!r} cannot be read ({reason}), the bad sample number {count}: "
                     "mend the data, or raise max_bad_samples"
                 )
             _log.warning(
-                "data: %r cannot be read (%s): it is passed over, %d of at most %d",
-                name,
-                reason,
-                len(self),
-                self._limit,
+                "data: %r cannot be read (%s): it is passed over, %d of at most %d", name, reason, count, self._limit
             )
 
 
@@ -81,15 +67,8 @@ def is_passing(error: BaseException) -> bool:
     return error.__cause__ is not None and is_passing(error.__cause__)
 
 
-def reason_of(error: BaseException) -> str:
-    """Return what an error says in one line, or its kind where it says nothing."""
+def _reason(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8: {TO_UTF_8}"
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return " ".join(text.split()) or type(error).__name__
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, or its kind where it has none."""
-    text = str(error).strip()
-    return text.split("\n", 1)[0] if text else type(error).__name__

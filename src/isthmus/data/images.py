@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import compress
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from isthmus.core.types import UserError
-from isthmus.data.base import Positions
 from isthmus.data.errors import ErrorBudget, named_files
-from isthmus.data.image_samples import Crop, ImageRows, ImageSamples, open_image
-from isthmus.data.sample_order import NumberedDataSet
+from isthmus.data.image_samples import Crop, Pixels, image_batch, open_image
+from isthmus.data.sample_order import NumberedDataSet, NumberedSamples
 from isthmus.data.shards import Shards
-from isthmus.data.source import SourceOptions, cannot_stream, check_tables, find_sources, has_rows, require
-from isthmus.data.streamed_rows import StreamedRows
+from isthmus.data.source import FileOptions, Source, find_sources, require
+from isthmus.data.streamed_rows import BLOCK_ROWS, StreamedRows
 from isthmus.data.streaming import open_splits
-from isthmus.data.tables import check_column, load_files, load_splits
-from isthmus.data.validation import RowNumbers, held_out_names, own_parts
+from isthmus.data.tables import bytes_in, file_in, load_files, load_splits
+from isthmus.data.validation import own_parts, split_by_name, split_files
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Labelled = tuple[list[str], Positions]  # names, and their labels [num_images]
-Parts = tuple[Labelled, Labelled]  # training, validation
-Load = Callable[[str], "Image"]  # by name
+Labelled = tuple[str, int]  # an image's name, and its label
 
-_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
 _NUM_THREADS = 8  # that read and decode files: some wait for the disk while others compute
 
 
 @dataclass(frozen=True)
-class Images(SourceOptions):
+class Images(FileOptions):
     """Labelled images as {"image": [batch, channels, size, size] float32 from -1 to 1, "label": [batch] int64}.
 
     A folder has a sub-folder of images for every class; classes are numbered in the order of their names. Where it has
@@ -50,6 +48,9 @@ class Images(SourceOptions):
     fewer shards than workers.
     """
 
+    built_in: ClassVar = ("digits",)
+    suffixes: ClassVar = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
+
     source: str = "digits"  # or any (see `SourceOptions`); "digits": scikit-learn's 1,797 grey images of 8 x 8 pixels
     validation_fraction: float = 0.1
     smallest_crop: float = 0.75  # over the image's shorter side
@@ -62,18 +63,27 @@ class Images(SourceOptions):
         if not 0 < self.smallest_crop <= 1:
             raise UserError(f"data: smallest_crop is {self.smallest_crop}; choose one above 0 and at most 1")
 
-    def check_source(self) -> None:
-        """Refuse images that are not there, and libraries that are not installed, without reading an image."""
+    @override
+    def check_libraries(self) -> None:
         require("PIL", "vision", "images are read by Pillow")
         if self.source == "digits":
             require("sklearn", "vision", "the digits come with scikit-learn")
-        if self.streaming and not self._has_rows:
-            raise cannot_stream(self.source)
-        with named_files():
-            if self._has_rows:
-                check_tables(self)
-            elif self.source != "digits":
-                self._check_folder(Path(self.source).expanduser())
+
+    @override
+    def check_folder(self, root: Path) -> None:
+        if not root.is_dir():
+            raise UserError(
+                f"data: {self.source!r} is no folder; give one with a sub-folder of images a class, or digits"
+            )
+        train, held_out = own_parts(root) or ("", "")
+        classes = _classes(root / train)
+        if not any(self._images(root / train / name) for name in classes):
+            raise UserError(f"data: {str(root / train)!r} has no images in sub-folders: it needs one for every class")
+        unknown = [name for name in _classes(root / held_out) if name not in classes]
+        if unknown:
+            raise UserError(
+                f"data: class {unknown[0]!r} is in {held_out} but not in train of {self.source!r}: remove it"
+            )
 
     def open(
         self, image_size: int, num_channels: int, num_classes: int | None = None
@@ -89,96 +99,111 @@ class Images(SourceOptions):
         flip = self.source != "digits" if self.flip is None else self.flip
         crop, budget = Crop(image_size, num_channels, self.smallest_crop, flip), ErrorBudget(self.max_bad_samples)
         each: Any = map if self.source == "digits" else ThreadPoolExecutor(_NUM_THREADS, "images").map
-        if self._has_rows and self.streaming:
-            return self._open_streamed(crop, num_classes, budget, each)
-        if self._has_rows:
-            return self._open_rows(crop, budget, each)
+
+        def samples(found: Sequence[Labelled], load: Callable[[str], Image]) -> NumberedSamples:
+            names, labels = [name for name, _ in found], [label for _, label in found]
+            known = "\0".join(names).encode("utf-8", "surrogateescape") + np.array(labels, "<i8").tobytes()
+            return NumberedSamples(
+                names,
+                hashlib.sha256(known).hexdigest()[:16],
+                1,
+                lambda number, seed: (crop.cut(load(names[number]), seed), labels[number]),
+                image_batch,
+                budget,
+                each,
+            )
+
+        def load_table(source: Source) -> Any:
+            columns = {"image_column": self.image_column, "label_column": self.label_column}
+            dataset = load_files(source, columns, "Image", budget)
+            if not getattr(dataset.features[self.label_column], "dtype", "").startswith(("int", "uint")):
+                raise self._no_labels()
+            return dataset
+
+        if self.has_rows and self.streaming:
+            return self._open_streamed(load_table, crop, num_classes, budget, each)
+        if self.has_rows:
+            return self._open_rows(load_table, samples)
         with named_files():
-            load, parts = self._digits() if self.source == "digits" else self._folder()
-        train, validation = (ImageSamples(*part, load, crop, budget, each) for part in parts)
-        classes = 1 + max(int(labels.max(initial=0)) for _, labels in parts)
+            load, splits = self._digits() if self.source == "digits" else self._folder()
+        classes = 1 + max(label for split in splits for _, label in split)
+        train, validation = (samples(split, load) for split in splits)
         return NumberedDataSet(train, validation, {"num_classes": classes})
 
-    @property
-    def _has_rows(self) -> bool:
-        """Whether images lie in the rows of tables rather than in files of their own."""
-        return self.source != "digits" and has_rows(self.source, _SUFFIXES)
-
-    def _check_folder(self, root: Path) -> None:
-        if not root.is_dir():
-            raise UserError(
-                f"data: {self.source!r} is no folder; give one with a sub-folder of images a class, or digits"
-            )
-        train, held_out = own_parts(root) or ("", "")
-        classes = _classes(root / train)
-        if not any(_images(root / train / name) for name in classes):
-            raise UserError(f"data: {str(root / train)!r} has no images in sub-folders: it needs one for every class")
-        unknown = [name for name in _classes(root / held_out) if name not in classes]
-        if unknown:
-            raise UserError(
-                f"data: class {unknown[0]!r} is in {held_out} but not in train of {self.source!r}: remove it"
-            )
-
-    def _digits(self) -> tuple[Load, Parts]:
+    def _digits(self) -> tuple[Callable[[str], Image], list[list[Labelled]]]:
         from PIL import Image
         from sklearn.datasets import load_digits
 
         digits = load_digits()
-        pixels, labels = (digits.images * (255 / 16)).astype(np.uint8), digits.target.astype(np.int64)
-        names = [f"{i}" for i in range(len(labels))]
-        return lambda name: Image.fromarray(pixels[int(name)]), self._split(names, labels)
+        pixels = (digits.images * (255 / 16)).astype(np.uint8)
+        found = [(str(number), int(label)) for number, label in enumerate(digits.target)]
+        return lambda name: Image.fromarray(pixels[int(name)]), split_by_name(found, _name, self.validation_fraction)
 
-    def _folder(self) -> tuple[Load, Parts]:
+    def _folder(self) -> tuple[Callable[[str], Image], list[list[Labelled]]]:
         """Training and validation images below a folder, named by their relative paths."""
         root = Path(self.source).expanduser()
-        if own := own_parts(root):
-            classes = _classes(root / own[0])
-            train, held_out = (_list(root, f"{part}/", classes) for part in own)
-            parts = train, held_out
-        else:
-            parts = self._split(*_list(root, "", _classes(root)))
-        return lambda name: open_image(root / name), parts
+        parts = own_parts(root)
+        prefixes = ("",) if parts is None else [f"{part}/" for part in parts]
+        found = [
+            (f"{prefix}{name}/{file}", label)
+            for prefix in prefixes
+            for label, name in enumerate(_classes(root / prefixes[0]))
+            for file in self._images(root / prefix / name)
+        ]
+        return lambda name: open_image(root / name), split_files(root, found, _name, _name, self.validation_fraction)
 
-    def _split(self, names: list[str], labels: Positions) -> Parts:
-        kept = held_out_names(names, self.validation_fraction)
-        chosen = np.array([name in kept for name in names])
-        return (list(compress(names, ~chosen)), labels[~chosen]), (list(compress(names, chosen)), labels[chosen])
-
-    def _open_rows(self, crop: Crop, budget: ErrorBudget, each: Any) -> NumberedDataSet:
-        splits = load_splits(*find_sources(self), self.validation_fraction, budget)
-        labels = [self._labels(dataset, rows) for dataset, rows in splits]
-        train, validation = (
-            ImageSamples(
-                [f"row {row} of {dataset.split}" for row in rows], own, self._row_loader(dataset), crop, budget, each
+    def _open_rows(
+        self,
+        load_table: Callable[[Source], Any],
+        samples: Callable[[Sequence[Labelled], Callable[[str], Image]], NumberedSamples],
+    ) -> NumberedDataSet:
+        numbered, classes = list[NumberedSamples](), 0
+        for dataset, rows in load_splits(*find_sources(self), self.validation_fraction, load_table):
+            column = dataset.select_columns([self.label_column]).with_format("numpy")[:][self.label_column]
+            labels = np.asarray(column)
+            if labels.dtype.kind not in "iu" or labels.min() < 0:
+                raise self._no_labels()
+            classes = max(
+                classes, 1 + int(labels.max()), getattr(dataset.features[self.label_column], "num_classes", 0)
             )
-            for (dataset, rows), own in zip(splits, labels, strict=True)
-        )
-        classes = getattr(splits[0][0].features[self.label_column], "num_classes", 0)
-        return NumberedDataSet(train, validation, {"num_classes": max(classes, 1 + max(own.max() for own in labels))})
+            found = [(f"row {row} of {dataset.split}", int(labels[row])) for row in rows]
+            numbered.append(samples(found, self._row_loader(dataset.select_columns([self.image_column]))))
+        train, validation = numbered
+        return NumberedDataSet(train, validation, {"num_classes": classes})
 
-    def _open_streamed(self, crop: Crop, num_classes: int | None, budget: ErrorBudget, each: Any) -> StreamedRows:
-        columns = {"image_column": self.image_column, "label_column": self.label_column}
-        reader = ImageRows(self.image_column, self.label_column, crop, num_classes)
+    def _row_loader(self, dataset: Any) -> Callable[[str], Image]:
+        return lambda name: open_image(file_in(dataset[int(name.split()[1])][self.image_column]))
+
+    def _open_streamed(
+        self,
+        load_table: Callable[[Source], Any],
+        crop: Crop,
+        num_classes: int | None,
+        budget: ErrorBudget,
+        each: Any,
+    ) -> StreamedRows:
+        def read(columns: dict[str, Any], name: str) -> tuple[bytes, int]:
+            label = columns[self.label_column]
+            if not isinstance(label, int) or label < 0:
+                raise TypeError(f"its {self.label_column} is {label!r:.40}, not a number from 0 on")
+            if num_classes is not None and label >= num_classes:
+                raise UserError(
+                    f"data: {name!r} has label {label}, and model.num_classes is {num_classes}: "
+                    f"raise it to {label + 1} at least"
+                )
+            return bytes_in(columns[self.image_column], name), label
+
+        def decode(row: tuple[bytes, int], seed: int | None) -> tuple[Pixels, int]:
+            return crop.cut(open_image(BytesIO(row[0])), seed), row[1]
 
         splits = open_splits(
             *find_sources(self),
             self.validation_fraction,
-            lambda each: Shards(load_files(each, columns, "Image", budget), reader.hold, each.name, budget),
+            lambda source: Shards(load_table(source), read, source.name, budget),
         )
-        labels = splits.train.features[self.label_column]
-        if not getattr(labels, "dtype", "").startswith(("int", "uint")):
-            raise self._no_labels()
-        classes = getattr(labels, "num_classes", None)
-        return StreamedRows(splits, reader, {"num_classes": classes} if classes else {}, budget, each)
-
-    def _labels(self, dataset: Any, rows: RowNumbers) -> Positions:
-        check_column(self.source, "image_column", self.image_column, dataset.column_names)
-        check_column(self.source, "label_column", self.label_column, dataset.column_names)
-        column = dataset.select_columns([self.label_column]).with_format("numpy")[:][self.label_column]
-        labels = np.asarray(column)
-        if labels.ndim != 1 or labels.dtype.kind not in "iu" or labels.min() < 0:
-            raise self._no_labels()
-        return labels[rows].astype(np.int64)
+        classes = getattr(splits.train.features[self.label_column], "num_classes", None)
+        sizes, form = {"num_classes": classes} if classes else {}, (self.image_column, self.label_column, BLOCK_ROWS)
+        return StreamedRows(splits, sizes, 1, form, decode, image_batch, budget, each)
 
     def _no_labels(self) -> UserError:
         return UserError(
@@ -186,38 +211,17 @@ class Images(SourceOptions):
             "set data.label_column, or choose a split with labels"
         )
 
-    def _row_loader(self, dataset: Any) -> Load:
-        from PIL.Image import Image
+    def _images(self, folder: Path) -> list[str]:
+        """The names of the images directly in a folder, which may be missing, sorted; not hidden ones."""
+        names = os.listdir(folder) if folder.is_dir() else []
+        return sorted(name for name in names if name.lower().endswith(self.suffixes) and name[0] != ".")
 
-        column = dataset.select_columns([self.image_column])
 
-        def load(name: str) -> Image:
-            image = column[int(name.split()[1])][self.image_column]
-            if not isinstance(image, Image):
-                raise TypeError(f"its {self.image_column} is {type(image).__name__}, not an image")
-            return image
-
-        return load
+def _name(labelled: Labelled) -> str:
+    return labelled[0]
 
 
 def _classes(folder: Path) -> list[str]:
     """The names of the sub-folders, sorted; not hidden ones."""
     with os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-
-
-def _images(folder: Path) -> list[str]:
-    """The names of the images directly in a folder, sorted; not hidden ones."""
-    return sorted(file for file in os.listdir(folder) if file.lower().endswith(_SUFFIXES) and file[0] != ".")
-
-
-def _list(root: Path, prefix: str, classes: list[str]) -> Labelled:
-    """All images of these classes, in the order of their paths."""
-    names, labels = list[str](), list[int]()
-    for label, name in enumerate(classes):
-        folder = f"{prefix}{name}/"
-        if (root / folder).is_dir():  # validation may lack a class
-            files = _images(root / folder)
-            names += [folder + file for file in files]
-            labels += [label] * len(files)
-    return names, np.array(labels, dtype=np.int64)

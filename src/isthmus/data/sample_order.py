@@ -3,35 +3,61 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
 from isthmus.core.types import UserError
-from isthmus.data.base import Batches, DataSet, Positions, SampleOrder, check_batch_size
-from isthmus.data.shuffle import permute
+from isthmus.data.base import Batches, DataSet, Positions, SampleOrder, check_batch_size, check_position
+from isthmus.data.errors import ErrorBudget
+from isthmus.data.shuffle import permute_epochs
 from isthmus.data.streaming import StreamedDataSet
 from isthmus.inner.step import Batch
 
 
-class NumberedSamples(Protocol):
-    """Samples by number: images in a folder, recordings, rows of a table."""
+@dataclass(frozen=True)
+class NumberedSamples:
+    """Samples by number. In the place of one that turns out to be damaged stands the next one that is not.
 
-    @property
-    def fingerprint(self) -> str:
-        """A text that differs where a number stands for another sample."""
-        ...
+    Whether one is damaged is found out anew at every reading, so that what is read depends on the data alone.
 
-    @property
-    def tokens_per_sample(self) -> int:
-        """What a sample counts for: 1 for an image, tokens or seconds of sound."""
-        ...
+    Attributes:
+        names: what messages call the samples.
+        fingerprint: a text that differs where a number stands for another sample.
+        tokens_per_sample: what a sample counts for: 1 for an image, seconds of sound.
+        load: returns a sample by its number, altered at random by the seed where there is one; any error means damage.
+        batch: brings samples to one shape.
+        budget: counts what is damaged.
+        map: a `map`, perhaps that of a pool of threads.
+    """
 
-    def __len__(self) -> int: ...
+    names: Sequence[str]
+    fingerprint: str
+    tokens_per_sample: int
+    load: Callable[[int, int | None], Any]
+    batch: Callable[[list[Any]], Batch]
+    budget: ErrorBudget
+    map: Callable[..., Iterable[Any]]
+
+    def __len__(self) -> int:
+        return len(self.names)
 
     def read(self, numbers: Positions, seeds: Positions | None) -> Batch:
-        """Return these samples, all in one shape; altered at random by `seeds`, one each, where given."""
-        ...
+        """Return these samples, altered at random by `seeds`, one each, where given."""
+        chosen = [None] * len(numbers) if seeds is None else seeds.tolist()
+        return self.batch(list(self.map(self._load_next, numbers.tolist(), chosen)))
+
+    def _load_next(self, first: int, seed: int | None) -> Any:
+        for number in range(first, first + len(self)):
+            try:
+                return self.load(number % len(self), seed)
+            except UserError:
+                raise
+            except Exception as error:  # Pillow raises nearly anything for a damaged file
+                self.budget.add(self.names[number % len(self)], error)
+        raise UserError("data: none of the samples can be read; mend the data")
 
 
 class ShuffledOrder:
@@ -45,11 +71,7 @@ class ShuffledOrder:
 
     def read(self, positions: Positions) -> Batch:
         """Return the samples at these positions; what is random about them depends on seed and position alone."""
-        epochs, indices = np.divmod(positions, self.num_samples)
-        numbers = np.empty_like(positions)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            numbers[here] = permute(indices[here], self.num_samples, f"{self._seed}/{epoch}")
+        _, numbers = permute_epochs(positions, self.num_samples, self._seed)
         return self._samples.read(numbers, positions + self._seed * 0x9E3779B97F4A7C15 % 2**62)
 
 
@@ -98,11 +120,7 @@ class OrderedBatches:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go to a saved position, of any worker among any number; refuse one in other data."""
-        if state_dict["fingerprint"] != self._order.fingerprint:
-            raise UserError(
-                f"data: the saved position is one in data {state_dict['fingerprint']}, these are "
-                f"{self._order.fingerprint}: restore the data, their seed and sample size, or start a new run"
-            )
+        check_position(state_dict["fingerprint"], self._order.fingerprint)
         self._position = state_dict["position"]
 
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from isthmus.data.errors import PAUSES, ErrorBudget, first_line, is_passing
+from isthmus.core.types import first_line
+from isthmus.data.errors import PAUSES, ErrorBudget, is_passing
 from isthmus.data.shuffle import permute
 
 _log = logging.getLogger(__name__)

@@ -7,10 +7,12 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-_ROUNDS = 8
+from isthmus.data.base import Positions
+
+_NUM_PASSES = 8
 
 
-def permute(positions: npt.NDArray[np.int64], size: int, key: str) -> npt.NDArray[np.int64]:
+def permute(positions: Positions, size: int, key: str) -> Positions:
     """Return what stands at `positions` of the permutation of `range(size)` that `key` chooses.
 
     A Feistel network over the smallest 4**k >= size, applied again to what falls outside (cycle walking: Black and
@@ -27,13 +29,22 @@ def permute(positions: npt.NDArray[np.int64], size: int, key: str) -> npt.NDArra
         [n] int64, each in `range(size)`; different positions give different values.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
-    keys = np.frombuffer(hashlib.blake2b(key.encode(), digest_size=8 * _ROUNDS).digest(), dtype="<u8")
+    keys = np.frombuffer(hashlib.blake2b(key.encode(), digest_size=8 * _NUM_PASSES).digest(), dtype="<u8")
     values = positions.astype(np.uint64)
     outside = np.ones(len(values), dtype=bool)
     while outside.any():
         values[outside] = _feistel(values[outside], half, keys)
         outside = values >= size
     return values.astype(np.int64)
+
+
+def permute_epochs(positions: Positions, size: int, seed: int) -> tuple[Positions, Positions]:
+    """Return the epochs of positions in an endless order, and what stands there: each epoch is a permutation anew."""
+    epochs, indices = np.divmod(positions, size)
+    for epoch in np.unique(epochs):
+        here = epochs == epoch
+        indices[here] = permute(indices[here], size, f"{seed}/{epoch}")
+    return epochs, indices
 
 
 def derive(size: int, key: str) -> int:

@@ -1,18 +1,18 @@
-"""Where data are: a folder, files, an address, or a data set's name on the Hub; found without opening them."""
+"""The places where data are: folders, files, addresses, names on the Hub; found without opening them."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import glob
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from isthmus.core.types import UserError
-from isthmus.data.errors import TO_UTF_8
+from isthmus.data.errors import TO_UTF_8, named_files
 
 _TABLES = {  # their rows hold samples; read by a builder of `datasets`
     ".json": "json",
@@ -33,7 +33,7 @@ _FILES_LOOKED_INTO, _BYTES_LOOKED_INTO = 100, 4096
 
 @dataclass(frozen=True)
 class Source:
-    """Where one split of a data set is that the `datasets` library reads.
+    """The place of one split of a data set that the `datasets` library reads.
 
     Attributes:
         name: a folder, a file or pattern of files ("data/*.jsonl"), their address ("s3://..."), or a name on the Hub.
@@ -52,14 +52,11 @@ class Source:
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments for `load_dataset`."""
-        path = Path(self.name).expanduser()
         if self.texts:
             return {"path": "text", "data_files": {self.whole_split: list(self.texts)}}
-        if path.is_dir():
-            return {"path": str(path), "name": self.config}
-        if not names_files(self.name):
-            return {"path": self.name, "name": self.config}
-        return {"path": _builder(self.name), "data_files": {self.whole_split: _local(self.name)}}
+        if self.is_one_split:
+            return {"path": _builder(self.name), "data_files": {self.whole_split: _local(self.name)}}
+        return {"path": _local(self.name), "name": self.config}
 
     @property
     def is_one_split(self) -> bool:
@@ -77,10 +74,10 @@ class Source:
         return re.split(r"[\[+]", self.split)[0]
 
 
-_WELL_KNOWN = {  # name: where it is, and its validation split
-    "c4": (Source("allenai/c4", "en", "train"), "validation"),
-    "imagenet-1k": (Source("ILSVRC/imagenet-1k", None, "train"), "validation"),
-    "librispeech": (Source("openslr/librispeech_asr", "clean", "train.100"), "validation"),
+_WELL_KNOWN = {  # name: where it is, its configuration, its training and validation splits
+    "c4": ("allenai/c4", "en", "train", "validation"),
+    "imagenet-1k": ("ILSVRC/imagenet-1k", None, "train", "validation"),
+    "librispeech": ("openslr/librispeech_asr", "clean", "train.100", "validation"),
 }
 
 
@@ -105,20 +102,65 @@ class SourceOptions:
 
 def find_sources(options: SourceOptions, texts: tuple[str, ...] = ()) -> tuple[Source, Source | None]:
     """Return where the training data are, and the validation data, where these have a split of their own."""
-    known, held_out = Source(options.source, None, options.split), None
-    if not Path(options.source).expanduser().exists():
-        known, held_out = _WELL_KNOWN.get(options.source, (known, None))
-    config, held_out = options.config or known.config, options.validation_split or held_out
-    split = known.split if options.split == "train" else options.split
-    source = Source(known.name, config, split, options.streaming, texts)
+    name, config, split, held_out = options.source, None, options.split, None
+    if name in _WELL_KNOWN and not Path(name).exists():
+        name, config, split, held_out = _WELL_KNOWN[name]
+        split = split if options.split == "train" else options.split
+    config, held_out = options.config or config, options.validation_split or held_out
+    source = Source(name, config, split, options.streaming, texts)
     if held_out is None:
         return source, None
-    held_out_source = Source(known.name, config, held_out, options.streaming, texts)
+    held_out_source = replace(source, split=held_out)
     if source.is_one_split and held_out_source.whole_split != source.whole_split:
-        raise UserError(
-            f"data: {options.source!r} is one split: leave validation_split out, or give a folder with both"
-        )
+        raise UserError(f"data: {name!r} is one split: leave validation_split out, or give a folder with both")
     return source, held_out_source
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions(SourceOptions):
+    """The options of data that are files: each one of its own, or in the row of a table.
+
+    Attributes:
+        built_in: sources that are neither.
+        suffixes: of the files.
+    """
+
+    built_in: ClassVar[tuple[str, ...]]
+    suffixes: ClassVar[tuple[str, ...]]
+
+    def check_source(self) -> None:
+        """Refuse files that are not there, and libraries that are not installed, without reading a file."""
+        self.check_libraries()
+        if self.streaming and not self.has_rows:
+            raise cannot_stream(self.source)
+        with named_files():
+            if self.has_rows:
+                check_tables(self)
+            elif self.source not in self.built_in:
+                self.check_folder(Path(self.source).expanduser())
+
+    def check_libraries(self) -> None:
+        """Refuse to go on without what the source needs."""
+        raise NotImplementedError
+
+    def check_folder(self, root: Path) -> None:
+        """Refuse a source that is no folder with files as they should be."""
+        raise NotImplementedError
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether files lie in the rows of tables or of a data set on the Hub."""
+        root, has_tables = Path(self.source).expanduser(), False
+        if self.source in self.built_in:
+            return False
+        if not root.is_dir():
+            name = self.source
+            return is_table(name) or "*" in name or "://" in name or not names_files(name)
+        for path in list_files(root):
+            if path.suffix.lower() in self.suffixes:
+                return False
+            has_tables = has_tables or is_table(path.name)
+        return has_tables
 
 
 def names_files(name: str) -> bool:
@@ -138,18 +180,6 @@ def list_files(root: Path, skip: Collection[str] = ()) -> Iterator[Path]:
     for folder, folders, names in os.walk(root, onerror=_raise):
         folders[:] = [name for name in folders if name not in skip and not name.startswith(".")]
         yield from (Path(folder, name) for name in names if not name.startswith("."))
-
-
-def has_rows(name: str, suffixes: Collection[str]) -> bool:
-    """Tell whether a source is tables or a name on the Hub, rather than a folder of files with these suffixes."""
-    root, has_tables = Path(name).expanduser(), False
-    if not root.is_dir():
-        return is_table(name) or "*" in name or "://" in name or not names_files(name)
-    for path in list_files(root):
-        if path.suffix.lower() in suffixes:
-            return False
-        has_tables = has_tables or is_table(path.name)
-    return has_tables
 
 
 def require(module: str, extra: str, what: str) -> None:

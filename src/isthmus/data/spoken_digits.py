@@ -17,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.core.types import UserError
+from isthmus.data.speech_samples import Sound
 
-Sound = npt.NDArray[np.float32]  # [num_samples]
 _Floats = npt.NDArray[np.floating[Any]]
 _Complex = npt.NDArray[np.complexfloating[Any, Any]]
 
 _log = logging.getLogger(__name__)
 SPEAKERS = range(20)
-_RECORDINGS = 100  # of every speaker
+_PER_SPEAKER = 100  # recordings
 _TAKES = 3  # of every word by every speaker
 _SLOT_SECONDS = 0.5  # in which a word is said
 _LEAST_RATE = 4000  # Hz
@@ -62,17 +62,17 @@ class SpokenDigits:
         self._words = dict[tuple[str, int, int], Sound]()
 
     def __len__(self) -> int:
-        return _RECORDINGS * len(self._speakers)
+        return _PER_SPEAKER * len(self._speakers)
 
-    def hear(self, index: int, seed: int | None) -> tuple[Sound, str]:
-        """Return what is heard ([num_samples] float32), and what is said."""
+    def say(self, index: int, seed: int | None) -> tuple[Sound, str]:
+        """Return the sound of some words ([num_samples] float32), and the words."""
         rng = np.random.default_rng([index, 0 if seed is None else seed])
         words, speaker = self._words_of(index), self._speakers[index % len(self._speakers)]
         slots = np.zeros((len(words), self._slot), np.float32)
         for slot, word in zip(slots, words, strict=True):
-            said = self._word(word, speaker, int(rng.integers(_TAKES)))
-            start = rng.integers(self._slot - len(said), endpoint=True)
-            slot[start : start + len(said)] = said
+            sound = self._word(word, speaker, int(rng.integers(_TAKES)))
+            start = rng.integers(self._slot - len(sound), endpoint=True)
+            slot[start : start + len(sound)] = sound
         noise = rng.standard_normal(slots.size, np.float32)
         return slots.ravel() + np.float32(rng.uniform(*_NOISE)) * noise, " ".join(words)
 
@@ -88,14 +88,18 @@ class SpokenDigits:
     def _word(self, word: str, speaker: int, take: int) -> Sound:
         key = word, speaker, take
         if key not in self._words:
-            voice = Voice.draw(np.random.default_rng(speaker))
             rng = np.random.default_rng([speaker, take, *word.encode()])
             if self._maker == "espeak":
-                said = _espeak(word, speaker, rng, self._sample_rate)
+                sound = _espeak(word, speaker, rng, self._sample_rate)
             else:
-                said = speak(word, voice, rng, self._sample_rate)
-            self._words[key] = said[: self._slot]
+                sound = speak(word, Voice.draw(np.random.default_rng(speaker)), rng, self._sample_rate)
+            self._words[key] = sound[: self._slot]
         return self._words[key]
+
+
+def has_espeak() -> bool:
+    """Tell whether espeak-ng is installed."""
+    return shutil.which("espeak-ng") is not None
 
 
 def check_maker(source: str) -> None:
@@ -106,15 +110,9 @@ def check_maker(source: str) -> None:
 
 def choose_maker(source: str) -> str:
     """Return who makes the words, espeak or formants, and log it; `made` takes espeak-ng where it is installed."""
-    check_maker(source)
     maker = "espeak" if source == "espeak" or (source == "made" and has_espeak()) else "formants"
     _log.info("data: spoken digits by %s", "espeak-ng" if maker == "espeak" else "formant synthesis")
     return maker
-
-
-def has_espeak() -> bool:
-    """Tell whether espeak-ng is installed."""
-    return shutil.which("espeak-ng") is not None
 
 
 @dataclass(frozen=True)
@@ -179,14 +177,7 @@ DIGITS = {
 
 
 def speak(word: str, voice: Voice, rng: np.random.Generator, sample_rate: int) -> Sound:
-    """Return a digit, at most 0.5 s long, as this voice says it this time.
-
-    Args:
-        word: one of `DIGITS`.
-        voice: who speaks.
-        rng: draws what differs from time to time: tempo, pitch, the noise itself.
-        sample_rate: in Hz.
-    """
+    """Return one of `DIGITS`, at most 0.5 s long, as a voice says it; `rng` draws tempo, pitch and the noise itself."""
     size = round(_FRAME_SECONDS * sample_rate / _HOPS) * _HOPS
     hop = size // _HOPS
     phones = [_PHONES[phone] for phone in DIGITS[word]]
@@ -248,17 +239,7 @@ def _filter(source: _Floats, response: npt.NDArray[Any], hop: int) -> _Floats:
 
 
 def _espeak(word: str, speaker: int, rng: np.random.Generator, sample_rate: int) -> Sound:
-    """A word of espeak-ng, at most 0.5 s long, as this speaker says it this time.
-
-    Args:
-        word: any.
-        speaker: chooses voice and pitch.
-        rng: draws the tempo.
-        sample_rate: in Hz; espeak-ng's own 22,050 become these by a Fourier transform.
-
-    Raises:
-        UserError: espeak-ng fails.
-    """
+    """A word of espeak-ng, at most 0.5 s long; the speaker is voice and pitch, `rng` draws the tempo."""
     voice, pitch = f"en+{_VARIANTS[speaker % len(_VARIANTS)]}", 20 + 13 * speaker % 60
     command = ["espeak-ng", "-v", voice, "-p", str(pitch), "-s", str(rng.integers(180, 260)), "--stdout", word.lower()]
     done = subprocess.run(command, capture_output=True, check=False)
@@ -273,5 +254,5 @@ def _espeak(word: str, speaker: int, rng: np.random.Generator, sample_rate: int)
 
 
 def _resample(sound: _Floats, num_samples: int) -> _Floats:
-    """As many samples of the same sound, without what is above half the new rate."""
+    """The same sound in so many samples, by a Fourier transform: without what is above half the new rate."""
     return np.fft.irfft(np.fft.rfft(sound)[: num_samples // 2 + 1], num_samples) * (num_samples / len(sound))

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from isthmus.core.types import UserError
 from isthmus.data.shuffle import permute
 from isthmus.data.streaming import PrefetchedBatches, StreamedBatches, StreamedDataSet
 from isthmus.data.tokenizer import OneText, Tokenizer
-from isthmus.data.tokens import cut_windows
+from isthmus.data.tokens import check_num_tokens, cut_windows
 from isthmus.inner.step import Batch
 
 _BLOCK_WINDOWS = 1024  # that are shuffled together
@@ -23,31 +22,9 @@ _TEXTS = 256  # that are tokenised together
 
 @dataclass(frozen=True)
 class StreamedText(StreamedDataSet):
-    """Streamed text, in windows of `sequence_length` + 1 tokens; neighbours share one token.
-
-    Attributes:
-        splits: rows of text.
-        tokenizer: of the text.
-        sequence_length: tokens a sample trains on.
-    """
+    """Streamed text, in windows of `tokens_per_sample` + 1 tokens; neighbours share one token."""
 
     tokenizer: Tokenizer
-    sequence_length: int
-
-    @property
-    @override
-    def sizes(self) -> dict[str, int]:
-        return {"vocab_size": self.tokenizer.vocab_size}
-
-    @property
-    @override
-    def tokens_per_sample(self) -> int:
-        return self.sequence_length
-
-    @property
-    @override
-    def form(self) -> tuple[object, ...]:
-        return self.tokenizer.fingerprint, self.sequence_length
 
     @override
     def batches(self, seed: int, batch_size: int, worker: int, num_workers: int) -> PrefetchedBatches:
@@ -55,23 +32,19 @@ class StreamedText(StreamedDataSet):
 
     @override
     def validation(self, batch_size: int, num_samples: int = 256) -> list[Batch]:
-        length, parts, num_tokens = self.sequence_length, list[OneText](), 0
+        length, parts, num_tokens = self.tokens_per_sample, list[OneText](), 0
         for row in self.splits.held_out_rows():
             parts += self.tokenizer.encode([row.value])
             num_tokens += len(parts[-1])
             if num_tokens > num_samples * length:
                 break
-        if num_tokens <= length:
-            raise UserError(
-                f"data: a sequence of {length} tokens needs {length + 1}, the validation data has {num_tokens}; "
-                "choose a shorter sequence_length or give more data"
-            )
+        check_num_tokens(num_tokens, length, "validation")
         tokens = np.concatenate(parts)
         starts = np.arange(min(num_samples, (num_tokens - 1) // length)) * length
         return [cut_windows(tokens, starts[i : i + batch_size], length) for i in range(0, len(starts), batch_size)]
 
 
-class TextBatches(StreamedBatches):
+class TextBatches(StreamedBatches[StreamedText]):
     """One worker's batches of windows.
 
     Tokens gather until there are enough for a block of windows, which are then shuffled; a block ends with the epoch.
@@ -83,17 +56,16 @@ class TextBatches(StreamedBatches):
 
     def __init__(self, data_set: StreamedText, seed: int, batch_size: int, worker: int, num_workers: int) -> None:
         super().__init__(data_set, seed, batch_size, worker, num_workers)
-        self._tokenizer, self._length = data_set.tokenizer, data_set.sequence_length
+        self._tokenizer, self._length = data_set.tokenizer, data_set.tokens_per_sample
         self._num_blocks = 0
         self._windows = torch.empty(0, self._length + 1, dtype=torch.int32)
         self._rest = np.empty(0, self._tokenizer.dtype)
 
     @override
-    def __next__(self) -> Batch:
-        self._epochs_of_batch = 0
-        while len(self._windows) < self._batch_size:
+    def read_batch(self) -> Batch:
+        while len(self._windows) < self.batch_size:
             self._windows = torch.cat([self._windows, self._next_block()])
-        batch, self._windows = self._windows[: self._batch_size], self._windows[self._batch_size :]
+        batch, self._windows = self._windows[: self.batch_size], self._windows[self.batch_size :]
         return {"tokens": batch.long()}
 
     @override
@@ -125,7 +97,7 @@ class TextBatches(StreamedBatches):
         self._rest = tokens[num_windows * length :]
         if num_windows == 0:
             return self._windows[:0]
-        order = permute(np.arange(num_windows), num_windows, f"{self._seed}/{self._num_blocks}/windows")
+        order = permute(np.arange(num_windows), num_windows, f"{self.seed}/{self._num_blocks}/windows")
         self._num_blocks += 1
         return cut_windows(tokens, order * length, length)["tokens"].int()
 

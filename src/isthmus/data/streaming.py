@@ -1,4 +1,4 @@
-"""What is read as it comes: each worker its own shards, epoch after epoch, ahead, with a position that can be saved."""
+"""Data that are read as they come: each worker its own shards, epoch after epoch, ahead, from exact positions on."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from queue import Empty, Queue
-from typing import Any, ClassVar, Never, Self
+from typing import Any, ClassVar, Generic, Never, Self, TypeVar
 
 from isthmus.core.types import UserError
-from isthmus.data.base import Batches, check_batch_size
+from isthmus.data.base import Batches, check_batch_size, check_position
 from isthmus.data.shards import Row, ShardPiece, ShardRows, Shards, assign_shards
 from isthmus.data.source import Source
 from isthmus.data.validation import rows_between_held_out
@@ -62,24 +62,19 @@ def open_splits(
 
 @dataclass(frozen=True)
 class StreamedDataSet(ABC):
-    """Data that can only be read in order; see `base.DataSet`."""
+    """Data that can only be read in order; see `base.DataSet`.
+
+    Attributes:
+        splits: the rows.
+        sizes: the least that a model must have, as far as it is known before reading.
+        tokens_per_sample: what a sample counts for: tokens, 1 for an image, seconds of sound.
+        form: plain values on which a sample depends beside the rows.
+    """
 
     splits: StreamedSplits
-
-    @property
-    @abstractmethod
-    def sizes(self) -> dict[str, int]:
-        """What a model must have at least, as far as it is known before reading."""
-
-    @property
-    @abstractmethod
-    def tokens_per_sample(self) -> int:
-        """What a sample counts for."""
-
-    @property
-    @abstractmethod
-    def form(self) -> tuple[object, ...]:
-        """What a sample depends on beside the rows, as plain values."""
+    sizes: dict[str, int]
+    tokens_per_sample: int
+    form: tuple[object, ...]
 
     @abstractmethod
     def batches(self, seed: int, batch_size: int, worker: int, num_workers: int) -> PrefetchedBatches:
@@ -102,16 +97,19 @@ class StreamedDataSet(ABC):
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-class StreamedBatches(ABC):
+Data = TypeVar("Data", bound=StreamedDataSet)
+
+
+class StreamedBatches(ABC, Generic[Data]):
     """The batches of one worker, which reads its pieces of an epoch one after the other, then begins the next epoch."""
 
     unit: ClassVar[str]  # what it looks for, for messages
 
-    def __init__(self, data_set: StreamedDataSet, seed: int, batch_size: int, worker: int, num_workers: int) -> None:
+    def __init__(self, data_set: Data, seed: int, batch_size: int, worker: int, num_workers: int) -> None:
         check_batch_size(batch_size)
+        self.data_set, self.seed, self.batch_size = data_set, seed, batch_size
         self.tokens_per_batch = batch_size * data_set.tokens_per_sample
-        self._splits, self._fingerprint = data_set.splits, data_set.fingerprint(seed)
-        self._seed, self._batch_size = seed, batch_size
+        self._fingerprint, self._splits = data_set.fingerprint(seed), data_set.splits
         self._worker, self._num_workers = worker, num_workers
         self._epoch, self._idle_epochs = -1, 0
         self._epochs_of_batch = 0  # begun since the last batch was taken
@@ -121,15 +119,20 @@ class StreamedBatches(ABC):
     def __iter__(self) -> Self:
         return self
 
-    @abstractmethod
     def __next__(self) -> Batch:
         """Return the next batch."""
+        self._epochs_of_batch = 0
+        return self.read_batch()
+
+    @abstractmethod
+    def read_batch(self) -> Batch:
+        """Read the next batch."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position; it becomes wrong with no later batch."""
         return {
             "fingerprint": self._fingerprint,
-            "seed": self._seed,
+            "seed": self.seed,
             "num_shards": self._splits.train.num_shards,
             "epoch": self._epoch,
             "pieces": list(self._pieces),
@@ -137,11 +140,7 @@ class StreamedBatches(ABC):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go to a saved position; refuses one in other data."""
-        if state_dict["fingerprint"] != self._fingerprint:
-            raise UserError(
-                f"data: the saved position is one in data {state_dict['fingerprint']}, these are {self._fingerprint}: "
-                "restore the data, their seed and sample size, or start a new run"
-            )
+        check_position(state_dict["fingerprint"], self._fingerprint)
         self._epoch, self._pieces, self._rows = state_dict["epoch"], list(state_dict["pieces"]), None
 
     def _own_rows(self) -> Iterator[Row]:
@@ -171,14 +170,13 @@ class StreamedBatches(ABC):
         if self._epochs_of_batch > 1 and not self._idle_epochs:  # a whole one was not enough
             raise UserError(
                 f"data: worker {self._worker} has read all of {self._splits.name!r} and found fewer than "
-                f"{self._batch_size} samples: lower inner.batch_size, or give more data"
+                f"{self.batch_size} samples: lower inner.batch_size, or give more data"
             )
         self._idle_epochs += 1
         self._epochs_of_batch += 1
         self._epoch += 1
-        self._pieces = assign_shards(
-            self._splits.train.num_shards, self._seed, self._epoch, self._worker, self._num_workers
-        )
+        num_shards = self._splits.train.num_shards
+        self._pieces = assign_shards(num_shards, self.seed, self._epoch, self._worker, self._num_workers)
 
 
 class PrefetchedBatches:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from isthmus.core.types import UserError
-from isthmus.data.errors import TO_UTF_8, ErrorBudget, first_line
+from isthmus.core.types import UserError, first_line
+from isthmus.data.base import Positions
+from isthmus.data.errors import TO_UTF_8, ErrorBudget
 from isthmus.data.source import Source, cannot_stream
-from isthmus.data.validation import RowNumbers, held_out_rows
+from isthmus.data.validation import held_out_rows
 
 _KINDS = {"Image": "images", "Audio": "sound"}  # of files, and what they hold
 _FOLDERS = frozenset({"imagefolder", "audiofolder"})  # builders that read one file a sample
 
 
-def load(source: Source, budget: ErrorBudget) -> Any:
+def load_rows(source: Source, budget: ErrorBudget) -> Any:
     """Return the `datasets.Dataset`, or `IterableDataset` where it streams.
 
     Files here that cannot be read are left out and added to the budget; of a stream they are when their turn comes.
@@ -42,43 +44,48 @@ def load(source: Source, budget: ErrorBudget) -> Any:
 
 
 def load_splits(
-    source: Source, held_out: Source | None, fraction: float, budget: ErrorBudget
-) -> list[tuple[Any, RowNumbers]]:
+    source: Source, held_out: Source | None, fraction: float, load: Callable[[Source], Any]
+) -> list[tuple[Any, Positions]]:
     """Return the `datasets.Dataset` and the numbers of its rows to train on, and the same to evaluate with.
 
     Without a split of their own (`held_out`) a fraction of the rows is held out for the validation data.
     """
-    dataset = load(source, budget)
+    dataset = load(source)
     rows = np.arange(len(dataset))
     if held_out is not None:
-        validation = load(held_out, budget)
+        validation = load(held_out)
         return [(dataset, rows), (validation, np.arange(len(validation)))]
     if len(rows) < 2:
-        raise UserError(f"data: split {source.split!r} of {source.name!r} has {len(rows)} rows: set validation_split")
+        raise UserError(f"data: split {source.split!r} of {source.name!r} has fewer than 2 rows: set validation_split")
     chosen = held_out_rows(len(rows), fraction)
     return [(dataset, np.setdiff1d(rows, chosen)), (dataset, chosen)]
 
 
 def load_files(source: Source, columns: Mapping[str, str], kind: str, budget: ErrorBudget) -> Any:
-    """Return the `datasets.IterableDataset` of these columns, the first of which holds files, as {"bytes", "path"}.
+    """Return the data set of these columns, the first of which holds files, as {"bytes", "path"}.
 
     Columns are named by the options that say them, the kind of the files by a feature of the library. Nothing is
     decoded: the library would end a shard at its first damaged file.
 
     Raises:
-        UserError: as in `load`; or files are not in the rows, a column is not there, or holds something else.
+        UserError: as in `load_rows`; or files are not in the rows, a column is not there, or holds something else.
     """
     import datasets
 
-    dataset = load(source, budget)
-    if dataset.features is None or dataset.builder_name in _FOLDERS:
+    dataset = load_rows(source, budget)
+    if source.streaming and (dataset.features is None or dataset.builder_name in _FOLDERS):
         raise cannot_stream(source.name)
     for option, column in columns.items():
         check_column(source.name, option, column, list(dataset.features))
     option, column = next(iter(columns.items()))
-    check_kind(source.name, option, column, dataset.features[column], kind)
-    plain = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
-    return dataset.decode(False).cast_column(column, plain).select_columns(list(columns.values()))
+    if type(dataset.features[column]).__name__ != kind:
+        raise UserError(f"data: column {column!r} of {source.name!r} does not hold {_KINDS[kind]}: set data.{option}")
+    if source.streaming:  # rows are brought to the columns' features, which for sound needs a library to encode it
+        plain = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+        dataset = dataset.decode(False).cast_column(column, plain)
+    else:
+        dataset = dataset.cast_column(column, getattr(datasets, kind)(decode=False))
+    return dataset.select_columns(list(columns.values()))
 
 
 def map_once(
@@ -127,10 +134,24 @@ def check_column(name: str, option: str, column: str, columns: list[str]) -> Non
         )
 
 
-def check_kind(name: str, option: str, column: str, feature: Any, kind: str) -> None:
-    """Refuse a column, named by this option, of something else than files of one kind (a feature of the library)."""
-    if type(feature).__name__ != kind:
-        raise UserError(f"data: column {column!r} of {name!r} does not hold {_KINDS[kind]}: set data.{option}")
+def file_in(cell: dict[str, Any] | None) -> Path | BinaryIO:
+    """Return the file that a cell holds, or where it is; raise OSError where there is neither."""
+    if cell and cell["bytes"] is not None:
+        return BytesIO(cell["bytes"])
+    if cell and cell["path"] is not None:
+        return Path(cell["path"])
+    raise OSError("it holds no file")
+
+
+def bytes_in(cell: dict[str, Any] | None, name: str) -> bytes:
+    """Return the bytes of the file that a cell holds; refuse one that only says where the file is."""
+    file = file_in(cell)
+    if isinstance(file, Path):
+        raise UserError(
+            f"data: {name!r} only names a file, {str(file)!r}; streamed files lie in the rows of Parquet, Arrow or "
+            "tar files: give such, or set data.streaming to false"
+        )
+    return file.read()
 
 
 def _readable_files(source: Source, budget: ErrorBudget) -> list[str]:

@@ -27,10 +27,10 @@ from isthmus.data.source import (
 )
 from isthmus.data.streamed_text import StreamedText
 from isthmus.data.streaming import open_splits
-from isthmus.data.tables import check_column, load
-from isthmus.data.tokenizer import Bytes, Tokenizer, load_tokenizer
-from isthmus.data.tokens import TokenDataSet, Tokens, pack
-from isthmus.data.validation import end_of_training, held_out_names, held_out_rows, own_parts
+from isthmus.data.tables import check_column, load_rows, load_splits
+from isthmus.data.tokenizer import Bytes, OneText, Tokenizer, load_tokenizer
+from isthmus.data.tokens import TokenDataSet, tokenise_rows
+from isthmus.data.validation import split_files
 
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
 _END_OF_FILE = b"\0"
@@ -58,7 +58,7 @@ class Text(SourceOptions):
 
     @property
     def known_sizes(self) -> dict[str, int]:
-        """What a model must have at least, as far as it is known before reading."""
+        """The least that a model must have, as far as it is known before reading."""
         return {"vocab_size": 256} if self.tokenizer == "bytes" else {}
 
     def check_source(self) -> None:
@@ -80,13 +80,18 @@ class Text(SourceOptions):
         tokenizer, budget, files = load_tokenizer(self.tokenizer), ErrorBudget(self.max_bad_samples), self._plain_files
         if files is not None and not self.streaming:
             return TokenDataSet(*self._split(files, tokenizer), sequence_length, tokenizer.vocab_size)
-        source, held_out = find_sources(self, () if files is None else tuple(map(str, files)))
+        sources = find_sources(self, () if files is None else tuple(map(str, files)))
         if self.streaming:
-            splits = open_splits(
-                source, held_out, self.validation_fraction, lambda each: self._load_shards(each, budget)
-            )
-            return StreamedText(splits, tokenizer, sequence_length)
-        return self._open_rows(source, held_out, tokenizer, budget, sequence_length)
+            splits = open_splits(*sources, self.validation_fraction, lambda each: self._load_shards(each, budget))
+            sizes, form = {"vocab_size": tokenizer.vocab_size}, (tokenizer.fingerprint, sequence_length)
+            return StreamedText(splits, sizes, sequence_length, form, tokenizer)
+        (dataset, rows), (held_out, held_out_rows) = load_splits(
+            *sources, self.validation_fraction, lambda each: self._load_rows(each, budget)
+        )
+        train = tokenise_rows(dataset, rows, self._column, tokenizer, budget)
+        held_out = held_out.select(held_out_rows)
+        validation = tokenise_rows(held_out, np.arange(len(held_out)), self._column, tokenizer, budget)
+        return TokenDataSet(train, validation, sequence_length, tokenizer.vocab_size)
 
     @cached_property
     def _plain_files(self) -> list[Path] | None:
@@ -112,41 +117,26 @@ class Text(SourceOptions):
             found = [root]
         return sorted(path for path in found if path.is_file() and path.stat().st_size > 0)
 
-    def _split(self, files: list[Path], tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
+    def _split(self, files: list[Path], tokenizer: Tokenizer) -> tuple[OneText, OneText]:
         if len(files) == 1:
             is_bytes = isinstance(tokenizer, Bytes)
             tokens = np.memmap(files[0], dtype=np.uint8, mode="r") if is_bytes else _read(files, tokenizer)
-            end = end_of_training(len(tokens), self.validation_fraction)
+            end = round(len(tokens) * (1 - self.validation_fraction))
             return tokens[:end], tokens[end:]
         root = Path(sysconfig.get_path("stdlib") if self.source == "stdlib" else self.source).expanduser()
-        names = {path: path.relative_to(root).as_posix() for path in files}
-        if parts := own_parts(root):
-            train, validation = ([path for path in files if names[path].startswith(f"{part}/")] for part in parts)
-        else:
-            kept = held_out_names(names.values(), self.validation_fraction)
-            train, validation = ([path for path in files if (names[path] in kept) == side] for side in (False, True))
-        return _read(train, tokenizer), _read(validation, tokenizer)
 
-    def _open_rows(
-        self, source: Source, held_out: Source | None, tokenizer: Tokenizer, budget: ErrorBudget, sequence_length: int
-    ) -> TokenDataSet:
-        dataset = self._load_rows(source, budget)
-        if held_out is not None:
-            rows, without = self._load_rows(held_out, budget), None
-        elif len(dataset) > 1:
-            without = held_out_rows(len(dataset), self.validation_fraction)
-            rows = dataset.select(without)
-        else:
-            raise UserError(f"data: split {source.split!r} of {source.name!r} has one row: set data.validation_split")
-        train = pack(dataset, self._column, tokenizer, budget, without)
-        return TokenDataSet(train, pack(rows, self._column, tokenizer, budget), sequence_length, tokenizer.vocab_size)
+        def name(path: Path) -> str:
+            return path.relative_to(root).as_posix()
+
+        train, validation = split_files(root, files, name, name, self.validation_fraction)
+        return _read(train, tokenizer), _read(validation, tokenizer)
 
     @property
     def _column(self) -> str:
         return self.text_column or "text"
 
     def _load_rows(self, source: Source, budget: ErrorBudget) -> Any:
-        dataset = load(source, budget)
+        dataset = load_rows(source, budget)
         self._check_columns(source, dataset.column_names, len(dataset) == 0)
         kind = getattr(dataset.features[self._column], "dtype", "a nested column")
         if kind not in ("string", "large_string", "null"):
@@ -154,7 +144,7 @@ class Text(SourceOptions):
         return dataset
 
     def _load_shards(self, source: Source, budget: ErrorBudget) -> Shards:
-        dataset = load(source, budget)
+        dataset = load_rows(source, budget)
         shards = Shards(dataset, self._text_in, source.name, budget)
         columns = dataset.column_names or shards.columns()
         self._check_columns(source, columns, not columns)
@@ -175,7 +165,7 @@ class Text(SourceOptions):
         check_column(source.name, "text_column", self._column, columns)
 
 
-def _read(files: Iterable[Path], tokenizer: Tokenizer) -> Tokens:
+def _read(files: Iterable[Path], tokenizer: Tokenizer) -> OneText:
     """The tokens of all files, the end of each marked."""
     if isinstance(tokenizer, Bytes):
         return np.frombuffer(b"".join(path.read_bytes() + _END_OF_FILE for path in files), dtype=np.uint8)

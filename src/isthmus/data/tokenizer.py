@@ -4,46 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from isthmus.core.types import UserError
-from isthmus.data.errors import first_line
+from isthmus.core.types import UserError, first_line
 
 OneText = npt.NDArray[np.integer[Any]]  # [num_tokens]
 
 
-class Tokenizer(Protocol):
-    """Text to numbers below `vocab_size`."""
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest token."""
-        ...
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The smallest unsigned integers that hold all tokens."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """A text that differs where a text has other tokens."""
-        ...
-
-    def encode(self, texts: list[str]) -> list[OneText]:
-        """Return the tokens of each text, its end marked."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write what transformers' `AutoTokenizer.from_pretrained(folder)` loads: it gives a text the same tokens."""
-        ...
-
-
 class Bytes:
-    """The UTF-8 bytes of a text, a zero after them."""
+    """A tokenizer to the UTF-8 bytes of a text, a zero after them.
+
+    Attributes:
+        vocab_size: one more than the largest token.
+        dtype: the smallest unsigned integers that hold all tokens.
+        fingerprint: a text that differs where a text has other tokens.
+    """
 
     vocab_size = 256
     dtype = np.dtype(np.uint8)
@@ -54,7 +32,7 @@ class Bytes:
         return [np.frombuffer(text.encode("utf-8", "replace") + b"\0", self.dtype) for text in texts]
 
     def save(self, folder: Path) -> None:
-        """Write a tokenizer of transformers that does the same to a folder."""
+        """Write what transformers' `AutoTokenizer.from_pretrained(folder)` loads: it gives a text the same tokens."""
         import tokenizers
         from tokenizers import decoders, models, pre_tokenizers
         from transformers import PreTrainedTokenizerFast
@@ -114,6 +92,9 @@ class Pretrained:
     def save(self, folder: Path) -> None:
         """Write the tokenizer to a folder, for `AutoTokenizer`."""
         self._tokenizer.save_pretrained(folder)
+
+
+Tokenizer = Bytes | Pretrained
 
 
 def load_tokenizer(name: str) -> Tokenizer:

@@ -161,8 +161,3 @@ def check_tensor_split(num_heads: int, num_ranks: int) -> None:
         raise UserError(
             f"mesh.tp is {num_ranks}, which does not divide the model's {num_heads} heads; choose a divisor"
         )
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, which says what failed; libraries add paragraphs of advice."""
-    return str(error).strip().split("\n", 1)[0]

@@ -10,8 +10,8 @@ from typing import Any, cast
 from safetensors.torch import load_model, save_model
 from torch import nn
 
-from isthmus.core.types import UserError
-from isthmus.models.base import Module, first_line
+from isthmus.core.types import UserError, first_line
+from isthmus.models.base import Module
 
 
 def save_exported(model: nn.Module, spec: dict[str, Any], folder: Path) -> nn.Module | None:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from isthmus.core.types import UserError
-from isthmus.models.base import CausalLM, first_line, seeded
+from isthmus.core.types import UserError, first_line
+from isthmus.models.base import CausalLM, seeded
 
 
 @dataclass(frozen=True)

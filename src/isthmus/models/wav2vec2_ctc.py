@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from isthmus.core.types import UserError
+from isthmus.core.types import UserError, first_line
 from isthmus.inner.step import Batch
-from isthmus.models.base import first_line, seeded
+from isthmus.models.base import seeded
 from isthmus.models.wav2vec2 import SpeechEncoder, network_inputs, numpy_seeded_from_torch
 
 _BLANK, _BETWEEN_WORDS = 0, 4  # <pad> and | of wav2vec 2.0's vocabulary
