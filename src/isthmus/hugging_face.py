@@ -57,7 +57,7 @@ class OuterLoopCallback(TrainerCallback):
         worker = find_world()[0] or worker_number()
         _see_one_process(args)
         state.is_local_process_zero = state.is_world_process_zero = True
-        args.output_dir = str(Path(args.output_dir) / f"worker-{worker}")
+        args.output_dir = str(Path(str(args.output_dir)) / f"worker-{worker}")
         torch.manual_seed(args.seed + _SEEDS_APART * worker)
 
     @override
@@ -113,7 +113,7 @@ def _save_on_every_rank(model: nn.Module) -> None:
     """Have transformers write the weights of every worker: it would leave all but rank 0 of torch.distributed out."""
     for module in model.modules():
         if hasattr(module, "should_save_on_this_rank"):
-            module.should_save_on_this_rank = _is_main_process
+            module.should_save_on_this_rank = _is_main_process  # type: ignore[assignment]
 
 
 def _is_main_process(is_main_process: bool) -> bool:
@@ -121,7 +121,7 @@ def _is_main_process(is_main_process: bool) -> bool:
 
 
 def _path(args: TrainingArguments, state: TrainerState) -> Path:
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}" / _FILE
+    return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}" / _FILE
 
 
 def _load(path: Path, model: nn.Module) -> State:
