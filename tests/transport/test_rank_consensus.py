@@ -122,7 +122,7 @@ def test_what_one_rank_sees_of_a_vote_holds_for_all(monkeypatch, seen, end):
     monkeypatch.setattr(consensus.peers_of_one_rank, "vote", of_one_rank)
 
     def vote(group):
-        return consensus.vote(group, type("Peers", (), {"own_rank": group.rank, "rank": 1})(), True, b"")
+        return consensus.vote_as_one(group, type("Peers", (), {"own_rank": group.rank, "rank": 1})(), True, b"")
 
     assert Threads(2).each(vote) == [end] * 2
 
@@ -133,7 +133,7 @@ def test_a_lost_rank_is_no_vote(monkeypatch):
 
     monkeypatch.setattr(consensus.peers_of_one_rank, "vote", of_one_rank)
     with pytest.raises(RankLost):
-        consensus.vote(SINGLE_RANK, None, True, b"")
+        consensus.vote_as_one(SINGLE_RANK, None, True, b"")
 
 
 def fetched(parts, monkeypatch):

@@ -4,7 +4,7 @@ import torch
 from mutate import mutate_bytes
 
 from isthmus.transport import TransportError
-from isthmus.transport.wire import num_bytes, pack, unpack
+from isthmus.transport.wire import from_buffer, num_bytes, to_buffer
 
 DTYPES = [torch.uint8, torch.bool, torch.int8, torch.int16, torch.bfloat16, torch.float16, torch.float32, torch.int64]
 
@@ -20,11 +20,11 @@ def test_10000_mutated_buffers_are_refused_or_unpacked_bit_for_bit():
         data = mutate_bytes(random.randbytes(num_bytes(like)) or b"\0", random)[:4096]
         buffer = torch.tensor(list(data), dtype=torch.uint8)
         try:
-            tensors = unpack(buffer, like)
+            tensors = from_buffer(buffer, like)
         except TransportError:
             refused += 1
             assert len(data) != num_bytes(like)
         else:
             assert [(t.dtype, t.shape) for t in tensors] == [(t.dtype, t.shape) for t in like]
-            assert torch.equal(pack(tensors), buffer)
+            assert torch.equal(to_buffer(tensors), buffer)
     assert 2000 < refused < 9500

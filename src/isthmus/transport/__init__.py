@@ -1,4 +1,4 @@
-"""Who takes part in a sync, and how bytes move."""
+"""Transports: they find the workers of a sync, connect them, move their bytes and hold their votes."""
 
 from isthmus.core.registry import Registry
 from isthmus.transport.base import Drift, PeerLost, Transport, TransportError, TransportLimits

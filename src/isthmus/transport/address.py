@@ -1,4 +1,4 @@
-"""Addresses, as people write them, and this machine's own."""
+"""Network addresses: as people write them, this machine's own, and ports of its."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _INTERNET = "192.0.2.1"  # an address in no network: the way to it is the way ou
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """'host:port', an IPv6 host in brackets, as host and port.
+    """Split 'host:port', an IPv6 host in brackets, into host and port.
 
     Raises:
-        UserError: it is none.
+        UserError: the text is no address.
     """
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:/\[\]]+)):(\d{1,5})", address)
     if match is None or int(match[3]) > 65535:
@@ -26,12 +26,12 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """The inverse of `split_address`."""
+    """Return host and port as one text: the inverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def own_address(towards: str = _INTERNET) -> str:
-    """This machine's address on its way to another host; loopback where there is no way. Nothing is sent."""
+    """Return this machine's address on its way to another host, loopback where there is no way; nothing is sent."""
     try:
         family, kind, _, _, target = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -72,7 +72,7 @@ def check_port(port: int) -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that no process is given unasked before ours takes it: those come from above."""
+    """Return a port of this machine below those that the system gives away, so that it stays free until it is used."""
     while True:
         port = secrets.choice(_OWN_PORTS)  # whoever seeds `random` alike must not get the same one
         with socket.socket() as probe, suppress(OSError):

@@ -1,4 +1,4 @@
-"""Who takes part in a sync, and how bytes move."""
+"""The protocols that every transport fulfils, and its errors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from isthmus.core.types import Peers, State, WorkerGroup
 
 
 class TransportError(Exception):
-    """A sync could not be carried out; the message says who or what failed."""
+    """An error that says which worker, or what else, kept a sync from being carried out."""
 
 
 class PeerLost(TransportError):
-    """Workers that did not answer within the sync budget. In a static world the run cannot go on."""
+    """Workers did not answer within the sync budget; a static world cannot go on."""
 
     def __init__(self, ranks: list[int], message: str) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class Behind(TransportError):
 
 
 class Leaving(TransportError):
-    """This worker is on its way out: it takes part in nothing any more."""
+    """This worker leaves the run, and takes part in nothing any more."""
 
 
 class Drift(TransportError):
@@ -44,7 +44,7 @@ class Replica(Protocol):
     """Something whose shared state a joining worker can take over."""
 
     def shared_state(self, wait_seconds: float) -> State:
-        """All that workers agree on, as plain values and tensors of its own; may be called from any thread."""
+        """Return all that workers agree on, as plain values and tensors of its own; may be called from any thread."""
         ...
 
 
@@ -53,31 +53,31 @@ class ReplicatedState(Protocol):
 
     @property
     def samples_per_step(self) -> int:
-        """Samples of one inner step of this worker."""
+        """The number of samples of one inner step of this worker."""
         ...
 
     def propose(self) -> Any:
-        """What this worker wants committed along with what it sends: a plain value, made at the capture."""
+        """Return a plain value that this worker wants committed with its next contribution; called at the capture."""
         ...
 
     def check(self, worker: str, proposal: Any) -> str:
-        """Why somebody's proposal cannot be committed, judged alike by all; empty where it can."""
+        """Return why a worker's proposal cannot be committed, judged alike by all; empty where it can."""
         ...
 
     def gain(self, worker: str, proposal: Any) -> int:
-        """Samples that committing a proposal, found good, adds."""
+        """Return the number of samples that committing a good proposal adds."""
         ...
 
     def commit(self, proposals: dict[str, Any], contributors: list[str]) -> None:
-        """Move on: the proposals of all that are present, and who of them is in the mean."""
+        """Commit the proposals of all workers of a sync, some of which contributed to its mean."""
         ...
 
     def apply(self) -> None:
-        """A sync that moved it is finished in this worker: go by it from here on (on the training thread)."""
+        """Go by what was committed from here on: its sync is finished in this worker (on the training thread)."""
         ...
 
     def reconcile(self, contributed: bool) -> bool:
-        """After catching up: whether this worker's progress since its last commit still counts; else it is forgotten.
+        """Return, after catching up, whether this worker's progress since its last commit still counts, or forget it.
 
         Args:
             contributed: whether the others' state holds a sync that this worker still had in flight.
@@ -85,38 +85,36 @@ class ReplicatedState(Protocol):
         ...
 
     def roll_back(self) -> None:
-        """This worker's progress since its last commit was dropped."""
+        """Forget this worker's progress since its last commit."""
         ...
 
     def state_dict(self) -> State:
-        """All of it."""
+        """Return the state as plain values."""
         ...
 
     def load_state_dict(self, state_dict: State) -> None:
-        """Stand where a saved or fetched state stands."""
+        """Go on from a saved or fetched state."""
         ...
 
 
 @dataclass(frozen=True)
 class TransportLimits:
-    """What a transport can and cannot do."""
+    """The abilities of a transport."""
 
-    can_gather: bool = True
-    max_in_flight: int = 64
     safe_to_overlap: bool = True  # False: collectives from a second thread may deadlock (NCCL)
     elastic: bool = False  # workers may come and go; a sync that failed is tried again with those who are left
     ranks_per_worker: int = 1  # all of them join; `num_workers` and the ranks of `Peers` count workers
 
 
 class ElasticPart(Protocol):
-    """What only a world answers whose workers come and go.
+    """The part of a transport that only a world has whose workers come and go.
 
     All calls but `interrupt` come from the communication thread.
     """
 
     @property
     def replicated_state(self) -> ReplicatedState | None:
-        """What moves with the commits; None where nothing does."""
+        """The state that moves with the commits; None where there is none."""
         ...
 
     @property
@@ -163,7 +161,7 @@ class Transport(Protocol):
 
     @property
     def limits(self) -> TransportLimits:
-        """What this transport can and cannot do."""
+        """The abilities of this transport."""
         ...
 
     @property
@@ -178,7 +176,7 @@ class Transport(Protocol):
 
     @property
     def elastic(self) -> ElasticPart | None:
-        """What is asked only where workers come and go; None in a static world."""
+        """The part that only a world has whose workers come and go; None in a static world."""
         ...
 
     def join(self, replica: Replica) -> None:
@@ -198,7 +196,7 @@ class Transport(Protocol):
         ...
 
     def commit(self, peers: Peers, ok: bool, fingerprint: bytes = b"") -> bool:
-        """Vote; True when the sync succeeded for everybody.
+        """Vote, and return whether all voted for the sync.
 
         A non-empty `fingerprint` (8 bytes of a hash of the anchors) must be equal on all peers with a
         positive weight, otherwise `Drift` is raised on all of them.
@@ -206,11 +204,11 @@ class Transport(Protocol):
         ...
 
     def leave(self) -> None:
-        """Disconnect cleanly."""
+        """Disconnect, and tell the others that this worker leaves."""
         ...
 
     def now(self) -> float:
-        """Seconds on this transport's clock: virtual in the simulator, where each thread of a worker has its own."""
+        """Return the seconds on this transport's clock, which the simulator keeps for each thread of a worker."""
         ...
 
     def wait_until(self, seconds: float) -> None:

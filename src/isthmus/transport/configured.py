@@ -1,4 +1,4 @@
-"""What launcher, doctor and configuration ask the class of a transport, before any worker has joined."""
+"""The base class of transports that a configuration can name: it answers before any worker has joined."""
 
 from __future__ import annotations
 

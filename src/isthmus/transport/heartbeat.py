@@ -1,4 +1,4 @@
-"""Who is alive: every rank writes a beat to the store, and reads everybody's, on a connection of its own."""
+"""Heartbeats: every rank writes its own to the store, and reads all others', on a connection of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 @dataclass(frozen=True)
 class Beat:
-    """What a rank tells the others."""
+    """One heartbeat of a rank."""
 
     number: int = 0
     collectives: dict[str, int] = field(default_factory=dict)  # how many it has entered, by the kind of group
@@ -25,14 +25,14 @@ class Beat:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Ranks that cannot be waited for, and why."""
+    """The judgement that some ranks cannot be waited for, and why."""
 
     ranks: list[int]
     reason: str
 
 
 class Heartbeat:
-    """A daemon thread that beats and listens.
+    """Sends this rank's heartbeats and watches all others', on a daemon thread.
 
     Silence is counted in rounds and looks that this rank itself completed, not in seconds: a pause of its own
     (a long call that holds the interpreter, a suspended machine) must not look like the death of all others.
@@ -64,7 +64,7 @@ class Heartbeat:
         self._beat()
 
     def wait_for_all(self, timeout_seconds: float) -> list[int]:
-        """Wait until all ranks have made their heartbeats; returns those that have not."""
+        """Wait until all ranks have sent a heartbeat; returns those that have not."""
         try:
             self._store.wait(self._keys, timedelta(seconds=timeout_seconds))
         except RuntimeError:
@@ -72,7 +72,7 @@ class Heartbeat:
         return []
 
     def start(self, names: list[str]) -> None:
-        """Begin to listen, once all ranks, known to people by these names, have made their heartbeats."""
+        """Begin to watch the ranks, which people know by these names, once all have sent a heartbeat."""
         self._names = names
         self._thread.start()
 
@@ -101,18 +101,18 @@ class Heartbeat:
         return Verdict(silent, f"{self._name(silent)} gave no sign of life for {seconds:.1f} s")
 
     def late(self, kind: str, members: Sequence[int]) -> Verdict | None:
-        """Members of a group that have not entered the collective in which this rank waits."""
+        """Return the members of a group that have not entered the collective in which this rank waits."""
         entered = {r: self._beats[r].collectives.get(kind, 0) for r in members if r != self._rank}
         ranks = [r for r, number in entered.items() if number < self.collectives[kind]]
         return Verdict(ranks, f"{self._name(ranks)} did not come, though alive") if ranks else None
 
     def give_up(self, ranks: list[int]) -> None:
-        """Tell the others whom this rank waited for in vain, so that they need not."""
+        """Tell the others which ranks this one waited for in vain, so that they need not."""
         self._given_up = tuple(ranks)
         self._tell()
 
     def leave(self, linger_seconds: float) -> None:
-        """Say goodbye, once, and end the thread; whoever holds the store lets the others go first."""
+        """Tell the others that this rank leaves, and end; the rank that holds the store lets the others go first."""
         if self._left:
             return
         self._left = True
@@ -139,7 +139,7 @@ class Heartbeat:
         return ", ".join(self._names[rank] for rank in ranks)
 
     def _tell(self) -> None:
-        """Have a beat written now, and wait for it, but not for ever."""
+        """Have a heartbeat written now, and wait for it, but not for ever."""
         number, deadline = self._number, time.monotonic() + 2 * self.interval_seconds
         while self._thread.is_alive() and self._number < number + 2 and time.monotonic() < deadline:
             self._wake.set()

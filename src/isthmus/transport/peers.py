@@ -1,4 +1,4 @@
-"""Peers over flat buffers: what every transport's collectives have in common, and how their bytes are counted."""
+"""The collectives that all transports have in common, over flat buffers, with their bytes counted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from isthmus.core.types import Peers, Tensors, WorkerGroup
 from isthmus.transport.base import Drift
 from isthmus.transport.single_rank import SINGLE_RANK
-from isthmus.transport.wire import num_bytes, pack, unpack, unpack_each
+from isthmus.transport.wire import each_from_buffer, from_buffer, num_bytes, to_buffer
 
 _VOTE_BYTES = 9  # one for yes or no, eight of the anchors' hash
 
@@ -37,43 +37,43 @@ class BufferPeers:
         """Return the weighted mean. A worker of weight 0 sends zeros, so that its NaN cannot spread."""
         if any(tensor.dtype != torch.float32 for tensor in tensors):
             raise TypeError("all_reduce_mean takes float32 tensors")
-        flat = pack(tensors).view(torch.float32)
+        flat = to_buffer(tensors).view(torch.float32)
         weight = self.weights[self.rank]
         flat = flat.mul_(weight) if weight > 0 else flat.zero_()
         if self.size > 1 and len(flat):
             flat = self._all_reduce(flat)
             self._count(ring_bytes(4 * len(flat), self.size), ring_bytes(4 * len(flat), self.size))
-        return unpack(flat.view(torch.uint8), tensors)
+        return from_buffer(flat.view(torch.uint8), tensors)
 
     def all_gather(self, tensors: Tensors) -> list[Tensors]:
-        """Everybody's tensors in rank order; see `Peers.all_gather`."""
-        buffer = pack(tensors)
+        """Return all peers' tensors in rank order; see `Peers.all_gather`."""
+        buffer = to_buffer(tensors)
         size = len(buffer)
         if self.size > 1 and size:
             buffer = self._all_gather(buffer)
             self._count((self.size - 1) * size, (self.size - 1) * size)
-        return unpack_each(buffer, tensors, self.size)
+        return each_from_buffer(buffer, tensors, self.size)
 
     def all_to_all(self, parts: list[Tensors]) -> list[Tensors]:
-        """Part i to rank i; see `Peers.all_to_all`."""
-        buffer = pack([tensor for part in parts for tensor in part])
+        """Send part i to rank i, and return what each rank sent here; see `Peers.all_to_all`."""
+        buffer = to_buffer([tensor for part in parts for tensor in part])
         if self.size > 1 and len(buffer):
             sizes = [num_bytes(part) for part in parts]
             own = sizes[self.rank]
             buffer = self._all_to_all(buffer, sizes)
             self._count(sum(sizes) - own, (self.size - 1) * own)
-        return unpack_each(buffer, parts[self.rank], self.size)
+        return each_from_buffer(buffer, parts[self.rank], self.size)
 
     def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
-        """[n] float32 -> [n] float32: the sum over peers, the same bits on all. May overwrite `buffer`."""
+        """Sum [n] float32 over all peers, with the same bits on all; may overwrite `buffer`."""
         raise NotImplementedError
 
     def _all_gather(self, buffer: torch.Tensor) -> torch.Tensor:
-        """[n] uint8 -> [size * n] uint8: everybody's, in rank order."""
+        """Return the buffers of all peers, [n] uint8 each, in rank order: [size * n] uint8."""
         raise NotImplementedError
 
     def _all_to_all(self, buffer: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-        """[sum(sizes)] uint8, `sizes[i]` bytes for rank i -> [size * sizes[rank]] uint8: what each sent here."""
+        """Send `sizes[i]` bytes of a uint8 buffer to rank i; return what came from each: [size * sizes[rank]] uint8."""
         raise NotImplementedError
 
     def _count(self, sent: int, received: int) -> None:
@@ -82,12 +82,12 @@ class BufferPeers:
 
 
 def ring_bytes(payload_bytes: int, num_peers: int) -> int:
-    """Bytes one rank sends in a ring all-reduce: 2(M-1)/M of the payload (rounded down)."""
+    """Return the bytes that one rank sends in a ring all-reduce: 2(M-1)/M of the payload, rounded down."""
     return 2 * (num_peers - 1) * payload_bytes // num_peers
 
 
 def vote(peers: Peers, ok: bool, fingerprint: bytes) -> bool:
-    """Gather everybody's vote and anchor hash (9 bytes each); True when all agreed to commit.
+    """Gather all peers' votes and anchor hashes (9 bytes each); return whether all agreed to commit.
 
     The ranks of a worker agree first, then speak with one voice: so all ranks of all workers come to the same end.
 
@@ -105,7 +105,7 @@ def vote(peers: Peers, ok: bool, fingerprint: bytes) -> bool:
 
 
 def hash_of_worker(hashes: list[bytes]) -> bytes:
-    """8 bytes of each of its ranks, in rank order -> 8 bytes; those of a lone rank stay as they are."""
+    """Return one hash for a worker, of the 8 bytes of each of its ranks; those of a single rank stay as they are."""
     return hashes[0] if len(hashes) == 1 else hashlib.blake2b(b"".join(hashes), digest_size=8).digest()
 
 
@@ -115,7 +115,7 @@ def _ballots(gather: Callable[[Tensors], list[Tensors]], ok: bool, fingerprint: 
 
 
 def _describe_drift(hashes: dict[int, bytes]) -> tuple[list[int], str]:
-    """The minority, and a sentence about it; a tie is decided in favour of the lowest rank."""
+    """Return the minority, and a sentence about it; a tie is decided in favour of the lowest rank."""
     majority = Counter(hashes.values()).most_common(1)[0][0]  # the first seen, i.e. the lowest rank's, in a tie
     minority = [rank for rank, value in hashes.items() if value != majority]
     others = [rank for rank, value in hashes.items() if value == majority]
@@ -126,5 +126,5 @@ def _describe_drift(hashes: dict[int, bytes]) -> tuple[list[int], str]:
 
 
 def name_workers(ranks: list[int]) -> str:
-    """'worker 2', or 'workers 0, 1'."""
+    """Return what to call workers: 'worker 2', or 'workers 0, 1'."""
     return f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,4 +1,4 @@
-"""Which ranks of a world make up which worker."""
+"""The layout of a world's ranks: a rank's worker and its peers."""
 
 from __future__ import annotations
 

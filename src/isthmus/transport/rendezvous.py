@@ -24,7 +24,7 @@ _num_stores = itertools.count()
 
 @dataclass(frozen=True)
 class RankInfo:
-    """What a rank tells the others when they join."""
+    """The facts that a rank tells the others when it joins."""
 
     host: str
     shared_config: dict[str, str]

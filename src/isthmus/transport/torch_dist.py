@@ -85,7 +85,7 @@ class TorchDist(ConfiguredTransport):
     @classmethod
     def check(cls, options: Mapping[str, Any]) -> Iterator[Finding]:
         if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-            yield Finding("ok", "none is needed: one worker")  # or a launcher that says too little: the meeting tells
+            yield Finding("ok", "none is needed: one worker")  # or a launcher that says too little: joining tells
             return
         address, port = resolve(os.environ["MASTER_ADDR"], "correct MASTER_ADDR"), int(os.environ["MASTER_PORT"])
         if os.environ.get("RANK") == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
@@ -98,7 +98,7 @@ class TorchDist(ConfiguredTransport):
             yield Finding("warn", found, how)
 
     def join(self, replica: Replica) -> None:
-        """Meet the other workers, compare configurations, connect. In a static world nobody has to catch up.
+        """Find the other workers, compare configurations, connect; in a static world nobody has to catch up.
 
         Raises:
             UserError: no launcher, a port in use, another number of ranks than expected, workers that differ.
@@ -119,7 +119,7 @@ class TorchDist(ConfiguredTransport):
             raise
 
     def quorum(self, outer_step: int, proposal: Any = None) -> Peers:
-        """All workers, always."""
+        """Return all workers, always."""
         if self.worker_group.size < self.ranks_per_worker:
             raise TransportError(f"sync {outer_step}: {NOT_JOINED}")
         weights = [1 / self.num_workers] * self.num_workers
@@ -127,11 +127,11 @@ class TorchDist(ConfiguredTransport):
         return GroupPeers(self._group, self.rank, weights, f"sync {outer_step}", device, self.worker_group)
 
     def commit(self, peers: Peers, ok: bool, fingerprint: bytes = b"") -> bool:
-        """Vote; see `Transport.commit`."""
+        """Vote, and return whether all agreed; see `Transport.commit`."""
         return vote(peers, ok, fingerprint)
 
     def leave(self) -> None:
-        """Say goodbye and disconnect. A second call does nothing; torch.distributed itself stays initialised."""
+        """Disconnect. A second call does nothing; torch.distributed itself stays initialised."""
         with self._leaving:
             group, self._group = self._group, None
             self.worker_group.close()
@@ -139,11 +139,11 @@ class TorchDist(ConfiguredTransport):
                 group.close(dist.destroy_process_group, LINGER_SECONDS)
 
     def now(self) -> float:
-        """Seconds of this machine's monotonic clock."""
+        """Return the seconds of this machine's monotonic clock."""
         return time.monotonic()
 
     def wait_until(self, seconds: float) -> None:
-        """Nothing to do: real time passes by itself."""
+        """Do nothing: real time passes by itself."""
 
     def _connect(self, rank: int, layout: RankLayout) -> None:
         store, store_rank = open_store()
@@ -171,7 +171,7 @@ class TorchDist(ConfiguredTransport):
 
 
 def make_own_group(groups: list[range], rank: int, backend: Backend, budget_seconds: float) -> dist.ProcessGroup:
-    """The group of this rank. Torch names groups by counting, so all ranks make all of them, in the same order."""
+    """Return the group of this rank; torch names groups by counting, so all ranks make all of them, in one order."""
     # twice the budget: `WatchedGroup` watches the time itself, and knows better than the backend whom to blame
     timeout = timedelta(seconds=2 * budget_seconds)
     made = [dist.new_group(list(members), timeout=timeout, backend=backend) for members in groups]

@@ -53,7 +53,7 @@ class AbandonedGroups:
 
 
 class WatchedGroup:
-    """Collectives, each with an eye on everybody's heartbeats, and none longer than the sync budget.
+    """A process group whose collectives watch all ranks' heartbeats, and take no longer than the sync budget.
 
     Args:
         heartbeat: of all ranks; whoever is lost, member or not, ends what runs here.
@@ -87,10 +87,10 @@ class WatchedGroup:
         self._group: dist.ProcessGroup | None = None
 
     def connect(self, make: Callable[[], dist.ProcessGroup]) -> None:
-        """Make the group, with everybody.
+        """Make the group together with all other members.
 
         Raises:
-            PeerLost: that failed.
+            PeerLost: a member did not come, or its connection broke.
         """
         try:
             self._group = make()
@@ -124,7 +124,7 @@ class WatchedGroup:
             raise self._give_up(what, self._find_culprit(error), works) from error
 
     def find_lost(self) -> Verdict | None:
-        """Give a heart that stopped a few beats to show."""
+        """Wait a few heartbeats, and return the ranks that sent none."""
         for _ in range(2 * _CONFIRM_ROUNDS):
             time.sleep(self._interval)
             verdict = self._look(_CONFIRM_ROUNDS)
@@ -139,7 +139,7 @@ class WatchedGroup:
             free(group)
 
     def close(self, free: Callable[[dist.ProcessGroup], None], linger_seconds: float) -> None:
-        """Let go of the group and say goodbye.
+        """Let go of the group, and tell the others that this rank leaves.
 
         Args:
             free: see `disconnect`.
@@ -172,7 +172,7 @@ class WatchedGroup:
         return self._heartbeat.late(self._kind, self.members)
 
     def _find_culprit(self, error: RuntimeError) -> Verdict:
-        """Whose fault it is that a connection broke."""
+        """Judge why a connection broke."""
         verdict = self.find_lost()
         if verdict is not None:
             return Verdict(verdict.ranks, f"{verdict.reason} ({readable_message(error)})")

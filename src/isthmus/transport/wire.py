@@ -1,4 +1,4 @@
-"""A list of tensors as one buffer of bytes, and back. No headers: both sides know shapes and dtypes."""
+"""Lists of tensors as one buffer of bytes, and back, without headers: both sides know shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from isthmus.transport.base import TransportError
 
 
 def num_bytes(tensors: Tensors) -> int:
-    """Bytes these tensors take on the wire."""
+    """Return the bytes that tensors take on the wire."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def pack(tensors: Tensors) -> torch.Tensor:
+def to_buffer(tensors: Tensors) -> torch.Tensor:
     """Copy tensors, end to end and without gaps, into a new [num_bytes] uint8 buffer on their device."""
     if not tensors:
         return torch.empty(0, dtype=torch.uint8)
     return torch.cat([tensor.detach().reshape(-1).contiguous().view(torch.uint8) for tensor in tensors])
 
 
-def unpack(buffer: torch.Tensor, like: Tensors) -> Tensors:
-    """The inverse of `pack`: tensors in the shapes and dtypes of `like`.
+def from_buffer(buffer: torch.Tensor, like: Tensors) -> Tensors:
+    """Return the tensors of a buffer that `to_buffer` made, in the shapes and dtypes of `like`.
 
     They are views of `buffer`; only a tensor that begins at an odd offset (a float32 behind three bytes, say),
     where memory cannot be read as its dtype, is a copy.
@@ -53,10 +53,10 @@ def unpack(buffer: torch.Tensor, like: Tensors) -> Tensors:
     return tensors
 
 
-def unpack_each(buffer: torch.Tensor, like: Tensors, num_ranks: int) -> list[Tensors]:
-    """[num_ranks * n] uint8, what was packed on every rank -> each one's tensors, which look like `like`."""
+def each_from_buffer(buffer: torch.Tensor, like: Tensors, num_ranks: int) -> list[Tensors]:
+    """Return the tensors of every rank, which look like `like`, from their buffers end to end, in rank order."""
     size = num_bytes(like)
-    return [unpack(buffer[rank * size : (rank + 1) * size], like) for rank in range(num_ranks)]
+    return [from_buffer(buffer[rank * size : (rank + 1) * size], like) for rank in range(num_ranks)]
 
 
 def all_gather_object(all_gather: Callable[[Tensors], list[Tensors]], value: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from isthmus.core.torch_internals import all_gather_single
 from isthmus.core.types import Tensors
 from isthmus.transport.base import PeerLost, RankLost
 from isthmus.transport.watched_group import WatchedGroup
-from isthmus.transport.wire import all_gather_object, pack, unpack_each
+from isthmus.transport.wire import all_gather_object, each_from_buffer, to_buffer
 
 
 class GlooWorkerGroup:
@@ -31,7 +31,7 @@ class GlooWorkerGroup:
         Raises:
             RankLost: one of the ranks is gone.
         """
-        own = pack(tensors)
+        own = to_buffer(tensors)
         result = own.new_empty(self.size * len(own))
         try:
             self._group.run(
@@ -40,7 +40,7 @@ class GlooWorkerGroup:
             )
         except PeerLost as lost:
             raise RankLost(lost.ranks, str(lost)) from lost
-        return unpack_each(result, tensors, self.size)
+        return each_from_buffer(result, tensors, self.size)
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return the values of all ranks in rank order: whatever JSON can hold."""

@@ -1,4 +1,4 @@
-"""Which workers may take part in a sync, and with which weight: pure functions of the member infos."""
+"""Pure functions of the member infos that decide which workers take part in a sync, and with which weight."""
 
 from __future__ import annotations
 

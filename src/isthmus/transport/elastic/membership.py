@@ -30,7 +30,7 @@ class Membership(Protocol):
 
     @property
     def contact(self) -> Any:
-        """Where this rank can be reached, in the engine's own terms: a plain JSON value for its worker's info."""
+        """The way to reach this rank, in the engine's own terms: a plain JSON value for its worker's info."""
         ...
 
     def connect(self) -> None:

@@ -1,4 +1,4 @@
-"""What the ranks of one worker do as one: whatever one of them learns from the other workers, all of them go by."""
+"""Calls that the ranks of a worker make as one: whatever one of them learns of the other workers, all go by."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class VoteResult:
     problem: str = ""  # why this rank did not see the result
 
 
-def vote(worker_group: WorkerGroup, peers: Peers, ok: bool, fingerprint: bytes) -> VoteResult:
+def vote_as_one(worker_group: WorkerGroup, peers: Peers, ok: bool, fingerprint: bytes) -> VoteResult:
     """Vote, and return the result.
 
     A worker sends one and the same ballot from all of its ranks, so what any of them saw holds for all.

@@ -138,7 +138,7 @@ class ElasticTransport(ConfiguredTransport):
         """
         member, history, found = self.elastic, self.elastic.history, self._rendezvous
         assert found is not None and self._server is not None, "quorum comes first"  # noqa: PT018
-        result = rank_consensus.vote(member.worker_group, peers, ok, history.fingerprint(fingerprint))
+        result = rank_consensus.vote_as_one(member.worker_group, peers, ok, history.fingerprint(fingerprint))
         if result.drift:
             member.log(result.drift)
         if result.drifted:
@@ -159,7 +159,7 @@ class ElasticTransport(ConfiguredTransport):
         self.worker_group.close()
 
     def now(self) -> float:
-        """Seconds of this machine's monotonic clock."""
+        """Return the seconds of this machine's monotonic clock."""
         return time.monotonic()
 
     def wait_until(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Which worker of an elastic world this process belongs to, and how the ranks of one worker are connected."""
+"""The number and name of this process' worker in an elastic world, and the connection of its ranks."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from isthmus.core.types import State
+from isthmus.core.types import State, UserError
+from isthmus.transport.address import split_address
 from isthmus.transport.base import TransportError
 from isthmus.transport.heal.channel import Channel, shut_down
 from isthmus.transport.heal.download import Download
@@ -190,12 +191,10 @@ def _is_ready(channel: Channel) -> bool:
 
 
 def _split(address: str) -> tuple[str, int]:
-    """Host and port of "host:port" or "[host]:port"."""
-    host, _, port = address.rpartition(":")
+    """Return host and port of a donor's address, which comes from another machine."""
     try:
+        host, port = split_address(address)
         host.encode("idna")
-        if host and 0 < int(port) < 1 << 16:
-            return host.strip("[]"), int(port)
-    except ValueError:
-        pass  # a port that is no number, a host that cannot be one
-    raise TransportError("that is no address of the form host:port")
+    except (UserError, ValueError) as error:
+        raise TransportError("that is no address of the form host:port") from error
+    return host, port

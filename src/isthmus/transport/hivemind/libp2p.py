@@ -22,7 +22,14 @@ from hivemind.utils.multiaddr import Multiaddr  # type: ignore[import-untyped]
 
 from isthmus.core.types import UserError
 from isthmus.transport.base import TransportError
-from isthmus.transport.hivemind.node_settings import NodeSettings, PortInUse, check, check_ports, explain, lock_identity
+from isthmus.transport.hivemind.node_settings import (
+    NodeSettings,
+    PortInUse,
+    check_ports,
+    check_settings,
+    explain,
+    lock_identity,
+)
 from isthmus.transport.hivemind.trusted_p2p import TrustedP2P
 
 Result = TypeVar("Result")
@@ -49,7 +56,7 @@ class Node:
     """
 
     def __init__(self, settings: NodeSettings) -> None:
-        check(settings)
+        check_settings(settings)
         self.settings = settings
         self.peer_id = ""
         self.dht: Any = None  # hivemind's DHTNode

@@ -20,7 +20,7 @@ from hivemind.utils import get_dht_time  # type: ignore[import-untyped]
 from isthmus.transport.base import TransportError
 from isthmus.transport.elastic.membership import MemberInfo
 from isthmus.transport.hivemind.libp2p import Node
-from isthmus.transport.hivemind.presence import Presence, Record
+from isthmus.transport.hivemind.presence import Presence, PresenceRecord
 
 MAX_INFO_BYTES = 1 << 14
 _VERSION = b"isthmus 1"
@@ -81,7 +81,11 @@ class Matchmaker:
         Raises:
             TransportError: no majority of those alive came in time.
         """
-        message, start, records = _dump(self._name, info), asyncio.get_running_loop().time(), dict[str, Record]()
+        message, start, records = (
+            _dump(self._name, info),
+            asyncio.get_running_loop().time(),
+            dict[str, PresenceRecord](),
+        )
         while not (records and _seconds_since(start) > wait_seconds):
             records, _ = await self._presence.find_alive({self._node.peer_id})
             # the DHT takes only records that expire later than the one before, so each attempt does
@@ -102,10 +106,10 @@ class Matchmaker:
 
     async def _watch(
         self, look: asyncio.Future[Any], start: float, wait_seconds: float, grace_seconds: float
-    ) -> dict[str, Record]:
+    ) -> dict[str, PresenceRecord]:
         """Complete the match if this worker leads, until there is one or a new try is due; returns who is alive."""
         matchmaking, looked = self._matchmaking, 0.0
-        records, silent = dict[str, Record](), set[str]()
+        records, silent = dict[str, PresenceRecord](), set[str]()
         while not look.done() and _seconds_since(start) < wait_seconds:
             leader = matchmaking.current_leader
             here = {self._node.peer_id, *map(str, matchmaking.current_followers)}
@@ -154,7 +158,7 @@ class Matchmaker:
 
 @dataclass
 class _StepControl:
-    """What the matchmaking wants to know of hivemind's `StepControl`, which lives in shared memory."""
+    """Stands in for hivemind's `StepControl`, which lives in shared memory, before its matchmaking."""
 
     data_for_gather: bytes
     deadline: float  # DHT time
@@ -168,7 +172,7 @@ class _StepControl:
 
 
 class _DHT:
-    """What the matchmaking wants of hivemind's `DHT`, which lives in a process."""
+    """Stands in for hivemind's `DHT`, which lives in a process, before its matchmaking."""
 
     def __init__(self, node: Node, presence: Presence) -> None:
         self._node, self._presence, self.peer_id = node, presence, node.p2p.peer_id
@@ -207,7 +211,7 @@ class _JoinService(ServicerBase):  # type: ignore[misc]
 
 
 def _is_complete(
-    here: set[str], records: dict[str, Record], silent: set[str], waited_seconds: float, grace_seconds: float
+    here: set[str], records: dict[str, PresenceRecord], silent: set[str], waited_seconds: float, grace_seconds: float
 ) -> bool:
     """Return whether to wait no longer. Only a majority of those who seem alive may go on, or the run could split."""
     missing = records.keys() - here
@@ -218,7 +222,7 @@ def _is_complete(
     return waited_seconds > grace_seconds
 
 
-def _is_majority(here: set[str], records: dict[str, Record]) -> bool:
+def _is_majority(here: set[str], records: dict[str, PresenceRecord]) -> bool:
     """Return whether these are more than half of all, or the half with the first name."""
     first = min(records, key=lambda peer_id: records[peer_id].name)
     return 2 * len(here) + (first in here) > len(records)

@@ -45,7 +45,7 @@ class PortInUse(UserError):
     """A port is in use, perhaps only until the daemon of a killed worker is gone."""
 
 
-def check(settings: NodeSettings) -> None:
+def check_settings(settings: NodeSettings) -> None:
     """Raise a `UserError` about an address or a peer id that cannot be one."""
     addresses = [*settings.initial_peers, *settings.listen, *settings.announce]
     check_addresses(addresses, settings.initial_peers, settings.allowed_peers or ())

@@ -17,7 +17,7 @@ _NAME_BYTES = 200
 
 
 @dataclass(frozen=True)
-class Record:
+class PresenceRecord:
     """The record of one worker in the DHT."""
 
     name: str
@@ -38,7 +38,7 @@ class Presence:
         self._announce_now = asyncio.Event()
         self._expires = 0.0
         self.reachable: set[str] = set()  # peer ids of the others that answered at the last look
-        self._silent = dict[str, Record]()  # did not answer; not asked again until they announce themselves again
+        self._silent = dict[str, PresenceRecord]()  # did not answer; not asked before a new announcement
 
     async def keep_in_touch(self, announce: bool = True) -> None:
         """Announce this worker, if it is to be, and speak to the initial peers, for ever."""
@@ -62,7 +62,7 @@ class Presence:
         """Tell the others that this worker leaves."""
         await self._store("", self._expires + _WITHDRAW_SECONDS)
 
-    async def find_alive(self, here: set[str]) -> tuple[dict[str, Record], set[str]]:
+    async def find_alive(self, here: set[str]) -> tuple[dict[str, PresenceRecord], set[str]]:
         """Return the records of all that seem alive, by peer id, this worker's too; and who of them does not answer.
 
         Args:
@@ -72,14 +72,14 @@ class Presence:
         records = {peer_id: record for peer_id, record in others.items() if record.name != self._name}
         silent = await self._find_silent({peer_id: records[peer_id] for peer_id in records.keys() - here})
         self.reachable = records.keys() - silent
-        return {self._node.peer_id: Record(self._name, self._expires)} | records, silent
+        return {self._node.peer_id: PresenceRecord(self._name, self._expires)} | records, silent
 
     async def find_namesake(self) -> str | None:
         """Return the peer id of a living worker that goes by the same name."""
         namesakes = {peer_id: record for peer_id, record in (await self._others()).items() if record.name == self._name}
         return next(iter(namesakes.keys() - await self._find_silent(namesakes)), None)
 
-    async def _find_silent(self, records: dict[str, Record]) -> set[str]:
+    async def _find_silent(self, records: dict[str, PresenceRecord]) -> set[str]:
         asked = [peer_id for peer_id, record in records.items() if self._silent.get(peer_id) != record]
         answers = await asyncio.gather(*map(self._node.ping, asked))
         self._silent |= {
@@ -87,13 +87,13 @@ class Presence:
         }
         return {peer_id for peer_id, record in records.items() if self._silent.get(peer_id) == record}
 
-    async def _others(self) -> dict[str, Record]:
+    async def _others(self) -> dict[str, PresenceRecord]:
         found = await self._node.dht.get(self._key, latest=True)
         records = {}
         for peer_id, entry in found.value.items() if found and isinstance(found.value, dict) else ():
             valid = isinstance(peer_id, str) and isinstance(entry.value, str) and 0 < len(entry.value) <= _NAME_BYTES
             if valid and peer_id != self._node.peer_id and self._node.settings.admits(peer_id):
-                records[peer_id] = Record(entry.value, entry.expiration_time)
+                records[peer_id] = PresenceRecord(entry.value, entry.expiration_time)
         return records
 
     async def _store(self, name: str, expires: float) -> None:

@@ -31,7 +31,7 @@ from isthmus.transport.watched_group import AbandonedGroups, WatchedGroup, Works
 
 @dataclass(frozen=True)
 class _Member:
-    """What one worker told the lighthouse."""
+    """The facts that one worker told the lighthouse."""
 
     info: MemberInfo
     store: str  # where its store is, host:port
