@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 
@@ -27,6 +28,14 @@ def make_snapshot(seed: int = 0, name: str = "v1") -> Snapshot:
 
 def serve(provide: Callable[[float], Snapshot], token: str = TOKEN, **options) -> StateServer:
     return StateServer("127.0.0.1", 0, token, provide, chunk_bytes=CHUNK_BYTES, **options)
+
+
+def serve_until_killed(rank: int, folder: str) -> None:
+    """A donor in a process of its own."""
+    donor = serve(lambda seconds: make_snapshot())
+    Path(folder, "new").write_text(donor.address)
+    Path(folder, "new").rename(Path(folder, "address"))
+    threading.Event().wait()
 
 
 def manifest_end(snapshot: Snapshot) -> int:

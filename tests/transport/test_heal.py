@@ -2,14 +2,11 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -150,39 +147,28 @@ def test_a_donor_dies_and_the_others_send_only_what_is_missing(failing, open_rel
 
 
 @pytest.mark.processes
-def test_a_donor_process_is_killed(open_relay, open_donor):
-    code = "from heal_world import *; donor = serve(lambda seconds: make_snapshot()); print(donor.address); input()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parent,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        address = process.stdout.readline().strip()
-        killed = threading.Event()
+def test_a_donor_process_is_killed(the_zygote, tmp_path, open_relay, open_donor):
+    donor = the_zygote.of("heal_world").start("serve_until_killed", folder=str(tmp_path))
+    while not (tmp_path / "address").exists():
+        time.sleep(0.01)
+    killed = threading.Event()
 
-        def kill(relay: Relay, rest: bytes) -> bytes:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-            killed.set()
-            return rest
+    def kill(relay: Relay, rest: bytes) -> bytes:
+        os.kill(donor, signal.SIGKILL)
+        killed.set()
+        return rest
 
-        dying = open_relay(address, middle_of_chunk(7, SNAPSHOT), kill)
+    dying = open_relay((tmp_path / "address").read_text(), middle_of_chunk(7, SNAPSHOT), kill)
 
-        def provide(seconds):
-            assert killed.wait(seconds)
-            return SNAPSHOT
+    def provide(seconds):
+        assert killed.wait(seconds)
+        return SNAPSHOT
 
-        voter = open_relay(open_donor().address, manifest_end(SNAPSHOT), die)
-        last = open_donor(provide)
-        fetched = get(dying.address, voter.address, last.address)
-        assert is_complete(fetched)
-        assert fetched.chunks[dying.address] >= 6
-    finally:
-        process.kill()
-        process.communicate()
+    voter = open_relay(open_donor().address, manifest_end(SNAPSHOT), die)
+    last = open_donor(provide)
+    fetched = get(dying.address, voter.address, last.address)
+    assert is_complete(fetched)
+    assert fetched.chunks[dying.address] >= 6
 
 
 def test_a_donor_that_stalls_is_done_without(failing):

@@ -16,7 +16,6 @@ import torch
 from hivemind_scenarios import LISTEN, alive, everybody, wait_for
 from mutate import mutate_bytes
 from transport_contract import run_checks
-from transport_zygote import Zygote
 
 from isthmus.core import UserError
 from isthmus.transport import TransportError
@@ -36,10 +35,8 @@ BUDGET = 10.0
 
 
 @pytest.fixture(scope="module")
-def zygote():
-    zygote = Zygote("hivemind_scenarios")
-    yield zygote
-    zygote.close()
+def zygote(the_zygote):
+    return the_zygote.of("hivemind_scenarios")
 
 
 @pytest.fixture(scope="module")
@@ -356,7 +353,7 @@ def test_one_who_dies_waiting_and_returns_at_once_is_met(zygote, tmp_path):  # h
 
 
 def test_a_program_that_ends_leaves_no_daemon(zygote, tmp_path):
-    (ended,) = zygote.run("forgets_to_leave", 1, folder=str(tmp_path))
+    (ended,) = zygote.run("forgets_to_leave", 1, whole_end=True, folder=str(tmp_path))
     assert ended.code == 0
     wait_for(lambda: not alive(ended.result))
 

@@ -4,7 +4,6 @@ import math
 import socket
 
 import pytest
-from transport_zygote import Zygote
 
 from isthmus.core import UserError
 from isthmus.transport.rank_layout import RankLayout
@@ -16,10 +15,8 @@ HOST = socket.gethostname()
 
 
 @pytest.fixture(scope="module")
-def zygote():
-    zygote = Zygote("rank_scenarios")
-    yield zygote
-    zygote.close()
+def zygote(the_zygote):
+    return the_zygote.of("rank_scenarios")
 
 
 def results(ended):
@@ -94,7 +91,7 @@ def test_drift_of_one_rank_is_that_of_its_worker(zygote):
 
 @pytest.mark.parametrize("victim", [3, 0])
 def test_a_lost_rank_is_named_by_all_within_the_budget(zygote, victim):
-    ended = zygote.run("lose_a_rank", 4, within_seconds=30, victim=victim, budget=BUDGET)
+    ended = zygote.run("lose_a_rank", 4, whole_end=True, within_seconds=30, victim=victim, budget=BUDGET)
     for rank in ended[:victim] + ended[victim + 1 :]:
         lost = rank.result
         assert lost["ranks"] == [victim]

@@ -1,10 +1,6 @@
 """Real processes over gloo. BUDGET is the sync budget of the tests in which somebody is lost."""
 
-import os
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -33,7 +29,7 @@ def results(ended):
     ("size", "victim", "how"), [(3, 2, "SIGKILL"), (3, 0, "SIGKILL"), (3, 1, "SIGSTOP"), (2, 0, "SIGSTOP")]
 )
 def test_a_worker_lost_in_a_reduction_is_named_within_the_budget_and_the_others_exit(zygote, size, victim, how):
-    ended = zygote.run("lose_a_worker", size, within_seconds=30, victim=victim, how=how, budget=BUDGET)
+    ended = zygote.run("lose_a_worker", size, whole_end=True, within_seconds=30, victim=victim, how=how, budget=BUDGET)
     for worker in ended[:victim] + ended[victim + 1 :]:
         lost = worker.result
         assert lost["ranks"] == lost["again"] == [victim]
@@ -63,7 +59,7 @@ def test_a_short_pause_is_forgiven(zygote):
 
 
 def test_own_mistake_after_join_ends_the_process(zygote):
-    for worker in zygote.run("raise_after_join", 2, within_seconds=20):
+    for worker in zygote.run("raise_after_join", 2, whole_end=True, within_seconds=20):
         assert worker.code == 1
         assert "my own mistake" in worker.error
 
@@ -109,15 +105,6 @@ def test_where_torch_distributed_is_initialised_already(zygote):
 
 def test_collectives_beside_training_that_communicates_itself(zygote):
     assert results(zygote.run("overlap_with_training", 2)) == [[[0.5] * 20, 1.0]] * 2
-
-
-def test_under_torchrun(tmp_path):
-    scenarios = Path(__file__).with_name("transport_scenarios.py")
-    env = {key: value for key, value in os.environ.items() if key not in LAUNCHER} | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(scenarios)]
-    ended = subprocess.run([*command, str(tmp_path)], env=env, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 0, ended.stderr
-    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["0.5", "0.5"]
 
 
 @pytest.mark.usefixtures("alone")

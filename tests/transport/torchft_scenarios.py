@@ -11,10 +11,15 @@ from transport_contract import run_checks
 
 from isthmus.transport import TransportError
 from isthmus.transport.peers import vote
-from isthmus.transport.torchft.lighthouse import import_torchft
+from isthmus.transport.torchft.lighthouse import import_torchft, serve_lighthouse
 from isthmus.transport.torchft.membership import TorchFTMembership
 
 import_torchft()  # once, for all forks
+
+
+def serve(rank, port):
+    """A lighthouse until it is killed."""
+    serve_lighthouse(f"127.0.0.1:{port}")
 
 
 class Everybody:

@@ -2,10 +2,8 @@
 
 import os
 import signal
-import sys
 import threading
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -163,11 +161,3 @@ def call_after_leaving(rank):
         peers.all_reduce_mean([torch.zeros(1)])
     except TransportError as error:
         return str(error)
-
-
-if __name__ == "__main__":  # a worker under torchrun
-    transport = TorchDist(20)
-    transport.join(None)
-    mean = transport.quorum(0).all_reduce_mean([torch.tensor([float(transport.rank)])])[0].item()
-    Path(sys.argv[1], str(transport.rank)).write_text(str(mean))
-    transport.leave()

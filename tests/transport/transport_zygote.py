@@ -1,9 +1,10 @@
-"""Real processes for the tests: torch is imported once, then every worker is a fork that ends as Python ends.
+"""Real processes for the tests: torch is imported once, then every worker is a fork.
 
-As a module: `Zygote().run(scenario, num_workers, **arguments)` runs `transport_scenarios.<scenario>(rank, ...)`, or
-those of another module. As a script: the process that forks.
+As a module: `Zygote().of("transport_scenarios").run(scenario, num_workers, **arguments)` runs
+`transport_scenarios.<scenario>(rank, ...)` in each worker. As a script: the process that forks.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,10 +33,32 @@ class Ended:
 
 
 class Zygote:
-    def __init__(self, scenarios: str = "transport_scenarios") -> None:
+    """The process that forks; one for all tests, started when the first of them needs it."""
+
+    def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__, scenarios], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+
+    def of(self, scenarios: str) -> "Scenarios":
+        return Scenarios(self, scenarios)
+
+    def ask(self, **request) -> Any:
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait(10)
+
+
+@dataclass
+class Scenarios:
+    """The functions of one module, each to be run by all workers of a small world."""
+
+    zygote: Zygote
+    module: str
 
     def run(
         self,
@@ -42,35 +66,53 @@ class Zygote:
         num_workers: int,
         within_seconds: float = 60,
         env: dict[str, str] | None = None,
+        whole_end: bool = False,
         **arguments,
     ) -> list[Ended]:
-        request = {"scenario": scenario, "size": num_workers, "within": within_seconds, "env": env, "args": arguments}
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return [Ended(**ended) for ended in json.loads(self.process.stdout.readline())]
+        """Run a scenario in all workers.
 
-    def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait(10)
+        Args:
+            scenario: name of the function.
+            num_workers: how many.
+            within_seconds: who has not ended then is killed.
+            env: further environment variables; an empty one is removed.
+            whole_end: end as Python ends, where that is what the test is about; else only what `atexit` knows is done,
+                since to take torch apart costs a quarter of a second.
+            arguments: of the function, after the rank.
+        """
+        request = {"scenario": scenario, "size": num_workers, "within": within_seconds, "env": env, "args": arguments}
+        request["whole_end"] = whole_end
+        return [Ended(**ended) for ended in self.zygote.ask(module=self.module, **request)]
+
+    def start(self, scenario: str, **arguments) -> int:
+        """Start one worker that nobody waits for, and that the test kills; returns its process id."""
+        request = {"scenario": scenario, "size": 1, "within": None, "env": None, "args": arguments}
+        request["whole_end"] = False
+        return self.zygote.ask(module=self.module, **request)
 
 
 def _serve() -> None:
     import torch
 
-    importlib.import_module(sys.argv[1])  # once, for all forks
     torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()  # or every fork would copy all of torch's objects when it ends
     replies = os.dup(1)
     os.dup2(2, 1)  # what workers print must not mix with the replies
+    started = []  # that nobody waits for
     for line in sys.stdin:
-        ended = _run(json.loads(line))
-        if ended is None:
-            return  # a worker: on to Python's own end
-        os.write(replies, (json.dumps(ended) + "\n").encode())
+        request = json.loads(line)
+        if request["module"] not in sys.modules:
+            importlib.import_module(request["module"])  # once, for all forks
+            gc.collect()
+            gc.freeze()  # or every fork would copy all of torch's objects when it ends
+        reply = _run(request)
+        started += [reply] if isinstance(reply, int) else []
+        os.write(replies, (json.dumps(reply) + "\n").encode())
+    for pid in started:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
-def _run(request: dict) -> list[dict] | None:
+def _run(request: dict) -> list[dict] | int:
     env = {"WORLD_SIZE": str(request["size"]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     started, workers = time.monotonic(), {}
     for rank in range(request["size"]):
@@ -80,10 +122,16 @@ def _run(request: dict) -> list[dict] | None:
             os.close(read)
             for key, value in {**env, "RANK": str(rank), **(request["env"] or {})}.items():
                 os.environ.update({key: value}) if value else os.environ.pop(key, None)
-            _work(request, rank, write)
-            return None
+            code = _work(request, rank, write)
+            if not request["whole_end"]:
+                atexit._run_exitfuncs()
+                sys.stderr.flush()
+                os._exit(code)
+            sys.exit(code)
         os.close(write)
         workers[pid] = read
+    if request["within"] is None:
+        return next(iter(workers))
     codes, ends = {}, {}
     while time.monotonic() < started + request["within"]:
         pid, status = os.waitpid(-1, os.WNOHANG)
@@ -100,21 +148,19 @@ def _stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
 
 
-def _work(request: dict, rank: int, write: int) -> None:
-    scenarios = importlib.import_module(sys.argv[1])
+def _work(request: dict, rank: int, write: int) -> int:
+    """Run the scenario, and return the exit code."""
+    scenarios = sys.modules[request["module"]]
     outcome: dict[str, Any] = {"result": None, "error": ""}
     try:
         outcome["result"] = result = getattr(scenarios, request["scenario"])(rank, **request["args"])
-        if isinstance(result, dict) and "exit_code" in result:
-            sys.exit(result["exit_code"])
-    except SystemExit:
-        raise
+        code = result.get("exit_code", 0) if isinstance(result, dict) else 0
     except BaseException:
-        outcome["error"] = traceback.format_exc()
-        raise
-    finally:
-        with os.fdopen(write, "w") as pipe:
-            json.dump(outcome, pipe)
+        outcome["error"], code = traceback.format_exc(), 1
+        traceback.print_exc()
+    with os.fdopen(write, "w") as pipe:
+        json.dump(outcome, pipe)
+    return code
 
 
 def _collect(pid: int, read: int, code: int | None) -> dict:
