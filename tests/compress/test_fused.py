@@ -35,7 +35,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         calls.append((kernel, *arguments))
         return kernel(*arguments)
 
-    monkeypatch.setattr(fused, "run", run)
+    monkeypatch.setattr(fused, "run_compiled", run)
     monkeypatch.setenv("ISTHMUS_NATIVE", "0")
     return calls
 

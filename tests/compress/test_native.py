@@ -53,8 +53,8 @@ def test_same_bytes_and_same_bits_from_both_paths(codec, monkeypatch):
 @pytest.mark.parametrize("name", REPLICATED)
 def test_workers_with_and_without_kernels_agree_bit_for_bit(name, num_workers, monkeypatch):
     """Worker 0 takes the compiled path, the others torch: gathered or in two shots, all get the same mean."""
-    compiled, here = native.run, threading.local()
-    monkeypatch.setattr(native, "run", lambda *args, **kwargs: here.rank == 0 and compiled(*args, **kwargs))
+    compiled, here = native.run_kernel, threading.local()
+    monkeypatch.setattr(native, "run_kernel", lambda *args, **kwargs: here.rank == 0 and compiled(*args, **kwargs))
 
     def work(peers):
         here.rank, state = peers.rank, {}
@@ -83,11 +83,11 @@ def test_kernels_built_for_another_processor_give_the_same_bytes(tmp_path, monke
 
 def test_the_compiled_path_is_the_one_taken(monkeypatch):
     x, out = torch.randn(4, 128), torch.empty(4, 130, dtype=torch.uint8)
-    assert native.run("quantize", [x, out], 128, 8, 16)
-    assert not native.run("quantize", [x.T.contiguous().T, out], 128, 8, 16)
-    assert not native.run("quantize", [x.double(), out], 128, 8, 16)
+    assert native.run_kernel("quantize", [x, out], 128, 8, 16)
+    assert not native.run_kernel("quantize", [x.T.contiguous().T, out], 128, 8, 16)
+    assert not native.run_kernel("quantize", [x.double(), out], 128, 8, 16)
     monkeypatch.setenv("ISTHMUS_NATIVE", "0")
-    assert not native.run("quantize", [x, out], 128, 8, 16)
+    assert not native.run_kernel("quantize", [x, out], 128, 8, 16)
 
 
 def test_many_threads_give_the_same_bytes(monkeypatch):

@@ -8,12 +8,12 @@ from hypothesis import strategies
 from isthmus.compress.packing import (
     from_bytes,
     low_bits,
-    pack,
+    pack_bits,
     pack_sorted,
     packed_bytes,
     sorted_bytes,
     to_bytes,
-    unpack,
+    unpack_bits,
     unpack_sorted,
 )
 
@@ -22,16 +22,16 @@ from isthmus.compress.packing import (
 @pytest.mark.parametrize("count", [1, 2, 7, 64, 129])
 def test_packing_is_undone_and_takes_the_bytes_it_says(bits, count):
     values = torch.randint(0, 2**bits, (5, count))
-    packed = pack(values, bits)
+    packed = pack_bits(values, bits)
     assert packed.dtype == torch.uint8
     assert packed.shape == (5, packed_bytes(count, bits))
-    assert torch.equal(unpack(packed, bits, count).long(), values)
+    assert torch.equal(unpack_bits(packed, bits, count).long(), values)
     if count * bits % 8 == 0 and count % 8 == 0:
         assert packed_bytes(count, bits) == count * bits // 8
 
 
 def test_layout_of_four_bits_is_halves():
-    assert pack(torch.tensor([[1, 2, 3, 4]]), 4).tolist() == [[1 + 3 * 16, 2 + 4 * 16]]
+    assert pack_bits(torch.tensor([[1, 2, 3, 4]]), 4).tolist() == [[1 + 3 * 16, 2 + 4 * 16]]
 
 
 def test_bytes_at_any_address():

@@ -147,7 +147,7 @@ def _transform(tiles: torch.Tensor, matrix: torch.Tensor) -> None:
     between the two products (below 16 p, as rows of M sum to at most 8) to multiples of 2**-22 p. Each product
     then is a sum of integers below 2**53, times a power of two: exact.
     """
-    if native.run("transform_tiles", [tiles], matrix.shape[0], table=matrix):
+    if native.run_kernel("transform_tiles", [tiles], matrix.shape[0], table=matrix):
         return
     matrix = matrix.to(tiles.device)
     for part in slices(tiles):

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from isthmus.compress import fused, native
 from isthmus.compress.base import Codec, slices
-from isthmus.compress.packing import pack, unpack
+from isthmus.compress.packing import pack_bits, unpack_bits
 from isthmus.compress.scales import ScaleBits, check_scale_bits, decode_scale, encode_scale
 from isthmus.core.types import UserError
 
@@ -60,19 +60,19 @@ class Float4(Codec):
         payload = rows.new_empty(len(rows), self.row_bytes, dtype=torch.uint8)
         magnitudes = torch.tensor(_MAGNITUDES[self.format])
         midpoints = (magnitudes[1:] + magnitudes[:-1]) / 2
-        if native.run("float4_encode", [rows, payload], self.block, self.scale_bits, table=midpoints):
+        if native.run_kernel("float4_encode", [rows, payload], self.block, self.scale_bits, table=midpoints):
             return payload
         one, borders = rows.new_tensor(1.0), tuple(midpoints.tolist())
-        return torch.cat([fused.run(_encode, part, one, borders, self.scale_bits) for part in slices(rows)])
+        return torch.cat([fused.run_compiled(_encode, part, one, borders, self.scale_bits) for part in slices(rows)])
 
     @override
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
         rows = payload.new_empty(len(payload), self.block, dtype=torch.float32)
         magnitudes = torch.tensor(_MAGNITUDES[self.format])
         values = torch.cat([magnitudes, -magnitudes])
-        if native.run("float4_decode", [payload, rows], self.block, self.scale_bits, table=values):
+        if native.run_kernel("float4_decode", [payload, rows], self.block, self.scale_bits, table=values):
             return rows
-        return fused.run(_decode, payload, values.to(payload.device), self.block, self.scale_bits)
+        return fused.run_compiled(_decode, payload, values.to(payload.device), self.block, self.scale_bits)
 
 
 def _encode(rows: torch.Tensor, one: torch.Tensor, midpoints: tuple[float, ...], scale_bits: int) -> torch.Tensor:
@@ -84,11 +84,11 @@ def _encode(rows: torch.Tensor, one: torch.Tensor, midpoints: tuple[float, ...],
     code = (rows < 0).to(torch.uint8) * 8
     for midpoint in midpoints:
         code += magnitude >= midpoint
-    return torch.cat([scale_code, pack(code, 4)], dim=1)
+    return torch.cat([scale_code, pack_bits(code, 4)], dim=1)
 
 
 def _decode(payload: torch.Tensor, values: torch.Tensor, block: int, scale_bits: int) -> torch.Tensor:
     scale_bytes = scale_bits // 8
-    codes = unpack(payload[:, scale_bytes:], 4, block)
+    codes = unpack_bits(payload[:, scale_bytes:], 4, block)
     rows = values.index_select(0, codes.view(-1).int()).view(codes.shape)
     return rows.mul_(decode_scale(payload[:, :scale_bytes]))

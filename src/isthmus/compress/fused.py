@@ -25,7 +25,7 @@ _OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {
 _SAMPLE_ROWS = 512
 
 
-def run(kernel: Kernel, rows: torch.Tensor, *others: Any) -> torch.Tensor:
+def run_compiled(kernel: Kernel, rows: torch.Tensor, *others: Any) -> torch.Tensor:
     """`kernel(rows, *others)`, compiled where that is possible.
 
     Args:

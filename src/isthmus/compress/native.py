@@ -26,7 +26,7 @@ _FLAGS = ["-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC"]
 _VALUES_PER_THREAD = 1 << 20
 
 
-def run(name: str, tensors: Sequence[torch.Tensor], *numbers: int, table: torch.Tensor | None = None) -> bool:
+def run_kernel(name: str, tensors: Sequence[torch.Tensor], *numbers: int, table: torch.Tensor | None = None) -> bool:
     """Run a kernel over the rows of `tensors`, on as many threads as torch uses; False where it cannot be.
 
     Args:

@@ -18,11 +18,11 @@ def from_bytes(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def packed_bytes(count: int, bits: int) -> int:
-    """Return the bytes that `pack` needs for a row of `count` values of `bits` bits."""
+    """Return the bytes that `pack_bits` needs for a row of `count` values of `bits` bits."""
     return sum(-(-count * width // 8) for width in _widths(bits))
 
 
-def pack(values: torch.Tensor, bits: int) -> torch.Tensor:
+def pack_bits(values: torch.Tensor, bits: int) -> torch.Tensor:
     """Pack [rows, count] integers below 2**bits into [rows, packed_bytes(count, bits)] uint8.
 
     A byte of 4-bit values holds value j of the row's first half below value j of its second half (for 2 bits:
@@ -37,8 +37,8 @@ def pack(values: torch.Tensor, bits: int) -> torch.Tensor:
     return torch.cat(parts, dim=1) if len(parts) != 1 else parts[0]
 
 
-def unpack(packed: torch.Tensor, bits: int, count: int) -> torch.Tensor:
-    """Undo `pack`: [rows, packed_bytes(count, bits)] uint8 to [rows, count] uint8, int64 above 8 bits."""
+def unpack_bits(packed: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    """Undo `pack_bits`: [rows, packed_bytes(count, bits)] uint8 to [rows, count] uint8, int64 above 8 bits."""
     if bits in (1, 2, 4, 8):
         return _unpack_power_of_two(packed, bits, count)
     values = torch.zeros(len(packed), count, dtype=torch.int64, device=packed.device)
@@ -97,7 +97,8 @@ def pack_sorted(indices: torch.Tensor, of: int) -> torch.Tensor:
     position = (indices >> low) + torch.arange(keep, device=indices.device)
     bitmap = torch.zeros(len(indices), _bitmap_bits(keep, of), dtype=torch.uint8, device=indices.device)
     bitmap.scatter_(1, position, 1)
-    return torch.cat([pack(indices & (2**low - 1), low), pack(bitmap, 1)], dim=1) if low else pack(bitmap, 1)
+    high = pack_bits(bitmap, 1)
+    return torch.cat([pack_bits(indices & (2**low - 1), low), high], dim=1) if low else high
 
 
 def unpack_sorted(packed: torch.Tensor, keep: int, of: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,14 +108,14 @@ def unpack_sorted(packed: torch.Tensor, keep: int, of: int) -> tuple[torch.Tenso
     """
     low, size = low_bits(keep, of), _bitmap_bits(keep, of)
     start = packed_bytes(keep, low)
-    bitmap = unpack(packed[:, start:], 1, size)
+    bitmap = unpack_bits(packed[:, start:], 1, size)
     rank = torch.arange(keep, device=packed.device)
     positions = torch.arange(size, device=packed.device, dtype=torch.int32)
     positions = torch.where(bitmap.bool(), positions, size + of)  # what is not set sorts behind, and out of range
     high = positions.sort(dim=1).values[:, :keep] - rank
     indices = high << low
     if low:
-        indices = indices | unpack(packed[:, :start], low, keep)
+        indices = indices | unpack_bits(packed[:, :start], low, keep)
     increasing = (indices[:, 1:] > indices[:, :-1]).all(dim=1, keepdim=True)
     valid = increasing & (indices[:, -1:] < of) & (bitmap.sum(dim=1, keepdim=True) == keep)
     return torch.where(valid, indices, rank), valid

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from isthmus.compress import fused, native
 from isthmus.compress.base import Codec, slices
-from isthmus.compress.packing import pack, unpack
+from isthmus.compress.packing import pack_bits, unpack_bits
 from isthmus.compress.scales import ScaleBits, check_scale_bits, decode_scale, encode_scale
 from isthmus.core.types import Peers, State, UserError
 
@@ -66,11 +66,11 @@ class Quantize(Codec):
     def encode(self, rows: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
         if self.rounding == "nearest":
             payload = rows.new_empty(len(rows), self.row_bytes, dtype=torch.uint8)
-            if native.run("quantize", [rows, payload], self.block, self.bits, self.scale_bits):
+            if native.run_kernel("quantize", [rows, payload], self.block, self.bits, self.scale_bits):
                 return payload
         half = rows.new_tensor(_HALF_RANGE[self.bits])
         if self.rounding == "nearest":
-            parts = [fused.run(_encode, part, half, self.bits, self.scale_bits) for part in slices(rows)]
+            parts = [fused.run_compiled(_encode, part, half, self.bits, self.scale_bits) for part in slices(rows)]
         else:
             parts = [_encode(part, half, self.bits, self.scale_bits, False, generator) for part in slices(rows)]
         return torch.cat(parts)
@@ -78,10 +78,10 @@ class Quantize(Codec):
     @override
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
         rows = payload.new_empty(len(payload), self.block, dtype=torch.float32)
-        if native.run("dequantize", [payload, rows], self.block, self.bits, self.scale_bits):
+        if native.run_kernel("dequantize", [payload, rows], self.block, self.bits, self.scale_bits):
             return rows
         half = rows.new_tensor(_HALF_RANGE[self.bits])
-        return fused.run(_decode, payload, half, self.bits, self.block, self.scale_bits)
+        return fused.run_compiled(_decode, payload, half, self.bits, self.block, self.scale_bits)
 
     @override
     def _generator(self, state: State, peers: Peers, device: torch.device) -> torch.Generator | None:
@@ -117,9 +117,9 @@ def _encode(
         chance = torch.rand(steps.shape, device=steps.device, generator=generator)
         steps = lower.add_(chance < steps - lower)
     codes = steps.clamp_(0, 2 * _HALF_RANGE[bits]).to(torch.uint8)
-    return torch.cat([scale_code, pack(codes, bits)], dim=1)
+    return torch.cat([scale_code, pack_bits(codes, bits)], dim=1)
 
 
 def _decode(payload: torch.Tensor, half: torch.Tensor, bits: int, block: int, scale_bits: int) -> torch.Tensor:
-    levels = unpack(payload[:, scale_bits // 8 :], bits, block).float()
+    levels = unpack_bits(payload[:, scale_bits // 8 :], bits, block).float()
     return levels.sub_(half).div_(half).mul_(decode_scale(payload[:, : scale_bits // 8]))

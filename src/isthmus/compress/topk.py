@@ -75,7 +75,7 @@ class TopK(Codec):
     def _select(self, rows: torch.Tensor) -> torch.Tensor:
         """Increasing indices of the largest magnitudes, [num_rows, keep] int64."""
         indices = rows.new_empty(len(rows), self.keep, dtype=torch.int64)
-        if native.run("largest", [rows, indices], self.chunk, self.keep):
+        if native.run_kernel("largest", [rows, indices], self.chunk, self.keep):
             return indices
         return torch.cat([_largest(part, self.keep) for part in slices(rows)])
 
