@@ -20,7 +20,7 @@ from isthmus.parallel import ParallelDims
 
 pytestmark = pytest.mark.processes
 
-STEPS = 5
+STEPS = 4
 POISONED = 2  # at this step nan flows back into the first layer
 
 
@@ -118,7 +118,7 @@ def results_of(layout: str) -> list[dict[str, Trained]]:
 def test_stages_train_as_the_whole_model(name, layout):
     """The gradient is clipped by its norm over all stages, and one step skipped, by all ranks."""
     expected, results = train_whole(name), [result[name] for result in results_of(layout)]
-    assert [metrics["skipped"] for metrics in expected.metrics] == [0, 0, 1, 0, 0]
+    assert [metrics["skipped"] for metrics in expected.metrics] == [0, 0, 1, 0]
     assert min(m["grad_norm"] for m in expected.metrics if not m["skipped"]) > 2 * CLIPPED["clip_norm"]
     assert {key for trained in results for key in trained.weights} == set(expected.weights)
     for trained in results:

@@ -1,13 +1,11 @@
 """One worker of two real ranks, under DDP and FSDP2, against one process with the batches of both."""
 
 import math
-import os
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from tests.parallel.ranks import run_ranks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -47,23 +45,19 @@ def full(param: nn.Parameter) -> torch.Tensor:
     return param.full_tensor().detach() if isinstance(param, DTensor) else param.detach()
 
 
-def work(rank: int, kind: str, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    model = Blocks()
+def work(kind: str) -> tuple[torch.Tensor, list[dict[str, float]]]:
+    rank, model = dist.get_rank(), Blocks()
     wrapped = nn.parallel.DistributedDataParallel(model) if kind == "ddp" else fully_shard(model)
     step = step_of(model, wrapped)
     metrics = []
     for i in range(5):
         batch = batch_of(rank, i)
         metrics.append(step(poison(batch) if (i, rank) == (POISONED, 1) else batch))
-    weights = torch.cat([full(param).reshape(-1) for param in model.parameters()])
-    torch.save((weights, metrics), f"{folder}/rank{rank}.pt")
-    os._exit(0)  # freeing DDP and its group can hang in torch 2.13 (see train/data_parallel.py)
+    return torch.cat([full(param).reshape(-1) for param in model.parameters()]), metrics
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_ranks_train_clip_and_skip_as_one(kind: str, tmp_path: Path):
+def test_ranks_train_clip_and_skip_as_one(kind: str):
     """A loss that is not finite on one rank makes both skip: the other must not step alone."""
     model = Blocks()
     step = step_of(model, model)
@@ -72,9 +66,7 @@ def test_ranks_train_clip_and_skip_as_one(kind: str, tmp_path: Path):
         both = {name: torch.cat([batch_of(rank, i)[name] for rank in (0, 1)]) for name in ("x", "y")}
         expected.append(step(poison(both) if i == POISONED else both))
 
-    mp.spawn(work, (kind, str(tmp_path)), nprocs=2)
-    for rank in (0, 1):
-        weights, metrics = torch.load(tmp_path / f"rank{rank}.pt", weights_only=True)
+    for weights, metrics in run_ranks(work, 2, kind):
         assert [m["skipped"] for m in metrics] == [0, 0, 1, 0, 0] == [m["skipped"] for m in expected]
         norms = [[m["grad_norm"] for m in some if not m["skipped"]] for some in (metrics, expected)]
         assert norms[0] == pytest.approx(norms[1], rel=1e-5)

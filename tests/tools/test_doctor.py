@@ -29,7 +29,7 @@ from isthmus.transport.address import free_port
 ROOT = Path(__file__).parents[2]
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["isthmus.tools.doctor", "isthmus.transport.torchft.engine", "isthmus.transport.hivemind.engine"]
+    ["isthmus.tools.doctor", "isthmus.transport.torchft.membership", "isthmus.transport.hivemind.membership"]
 )
 ENGINES = ("torch_dist", "torchft", "hivemind")
 RUN: dict[str, Any] = {
