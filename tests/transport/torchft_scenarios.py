@@ -82,6 +82,7 @@ def lose_a_worker(rank, victim, how, lighthouse, budget, folder):
             syncs += 1
             log.append(["sync", list(found.members), met - start, gathered - met])
             if peers.size == 2 and (Path(folder) / "struck").exists():
+                time.sleep(0.05)  # until the lost one is back there is nothing to see
                 (Path(folder) / f"survivor{rank}").touch()
         except TransportError as error:
             refused = (Path(folder) / "struck").exists()

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import pytest
-from mutate import mutate_bytes
+from fuzzing import mutate_bytes
 
 from isthmus.transport import TransportError
 from isthmus.transport.heal.channel import Channel

@@ -28,7 +28,7 @@ def test_who_asks_for_an_earlier_sync_is_behind():
     assert leaders({"a": info(outer_step=6), "b": info(outer_step=7), "c": info(outer_step=7)}) == ["b", "c"]
 
 
-def test_the_order_of_the_cards_does_not_matter():
+def test_the_order_of_the_infos_does_not_matter():
     members = {"b": info(4, "y"), "a": info(4, "x")}
     assert leaders(members) == leaders(dict(reversed(members.items()))) == ["a"]
 

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 import torch
-from mutate import mutate_bytes, mutate_json
+from fuzzing import mutate_bytes, mutate_json
 from safetensors.torch import load
 
 from isthmus.core.flatten import unflatten

@@ -12,6 +12,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+from fuzzing import mutate_bytes, mutate_json
 from heal_world import (
     CHUNK_BYTES,
     NUM_CHUNKS,
@@ -27,7 +28,6 @@ from heal_world import (
     serve,
     stall,
 )
-from mutate import mutate_bytes, mutate_json
 
 from isthmus.core import UserError
 from isthmus.transport import TransportError
