@@ -4,32 +4,39 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Union
 
 import numpy as np
+import numpy.typing as npt
+import torch
 from typing_extensions import override
 
 from isthmus.core.types import UserError
 from isthmus.data.errors import ErrorBudget, named_files
-from isthmus.data.image_samples import Crop, Pixels, image_batch, open_image
-from isthmus.data.sample_order import NumberedDataSet, NumberedSamples
+from isthmus.data.sample_order import Decoder, NumberedDataSet, NumberedSamples
 from isthmus.data.shards import Shards
-from isthmus.data.source import FileOptions, Source, find_sources, require
+from isthmus.data.source import FileOptions, Source, require
 from isthmus.data.streamed_rows import BLOCK_ROWS, StreamedRows
-from isthmus.data.streaming import open_splits
-from isthmus.data.tables import bytes_in, file_in, load_files, load_splits
+from isthmus.data.streaming import open_shards
+from isthmus.data.tables import file_in_row, load_files, load_splits, row_name, streamed_file_in
 from isthmus.data.validation import own_parts, split_by_name, split_files
+from isthmus.inner.step import Batch
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+Pixels = npt.NDArray[np.uint8]  # [channels, height, width]
 Labelled = tuple[str, int]  # an image's name, and its label
+File = Union[Path, BytesIO, bytes, "Image"]
+Found = tuple[list[Labelled], Callable[[str], File]]  # images, and what finds the file of a name
 
+_MODES = {1: "L", 3: "RGB"}
 _NUM_THREADS = 8  # that read and decode files: some wait for the disk while others compute
 
 
@@ -64,10 +71,11 @@ class Images(FileOptions):
             raise UserError(f"data: smallest_crop is {self.smallest_crop}; choose one above 0 and at most 1")
 
     @override
-    def check_libraries(self) -> None:
+    def check_source(self) -> None:
         require("PIL", "vision", "images are read by Pillow")
         if self.source == "digits":
             require("sklearn", "vision", "the digits come with scikit-learn")
+        super().check_source()
 
     @override
     def check_folder(self, root: Path) -> None:
@@ -96,92 +104,60 @@ class Images(FileOptions):
             num_classes: that the model knows; in a stream every label is compared with it as it comes.
         """
         self.check_source()
+        if num_channels not in _MODES:
+            raise UserError(f"data: the model has {num_channels} channels; images have 1 (grey) or 3 (colour)")
         flip = self.source != "digits" if self.flip is None else self.flip
-        crop, budget = Crop(image_size, num_channels, self.smallest_crop, flip), ErrorBudget(self.max_bad_samples)
-        each: Any = map if self.source == "digits" else ThreadPoolExecutor(_NUM_THREADS, "images").map
-
-        def samples(found: Sequence[Labelled], load: Callable[[str], Image]) -> NumberedSamples:
-            names, labels = [name for name, _ in found], [label for _, label in found]
-            known = "\0".join(names).encode("utf-8", "surrogateescape") + np.array(labels, "<i8").tobytes()
-            return NumberedSamples(
-                names,
-                hashlib.sha256(known).hexdigest()[:16],
-                1,
-                lambda number, seed: (crop.cut(load(names[number]), seed), labels[number]),
-                image_batch,
-                budget,
-                each,
-            )
-
-        def load_table(source: Source) -> Any:
-            columns = {"image_column": self.image_column, "label_column": self.label_column}
-            dataset = load_files(source, columns, "Image", budget)
-            if not getattr(dataset.features[self.label_column], "dtype", "").startswith(("int", "uint")):
-                raise self._no_labels()
-            return dataset
-
+        sample = partial(_sample, size=image_size, mode=_MODES[num_channels], smallest=self.smallest_crop, flip=flip)
+        threads = map if self.source == "digits" else ThreadPoolExecutor(_NUM_THREADS, "images").map
+        decoder = Decoder(sample, _batch, 1, ErrorBudget(self.max_bad_samples), threads)
         if self.has_rows and self.streaming:
-            return self._open_streamed(load_table, crop, num_classes, budget, each)
+            return self._open_streamed(num_classes, decoder)
         if self.has_rows:
-            return self._open_rows(load_table, samples)
-        with named_files():
-            load, splits = self._digits() if self.source == "digits" else self._folder()
-        classes = 1 + max(label for split in splits for _, label in split)
-        train, validation = (samples(split, load) for split in splits)
+            splits, classes = self._rows(decoder.budget)
+        else:
+            with named_files():
+                splits = self._digits() if self.source == "digits" else self._folder()
+            classes = 1 + max(label for images, _ in splits for _, label in images)
+        train, validation = (_numbered(*split, decoder) for split in splits)
         return NumberedDataSet(train, validation, {"num_classes": classes})
 
-    def _digits(self) -> tuple[Callable[[str], Image], list[list[Labelled]]]:
+    def _digits(self) -> list[Found]:
         from PIL import Image
         from sklearn.datasets import load_digits
 
         digits = load_digits()
-        pixels = (digits.images * (255 / 16)).astype(np.uint8)
+        images = [Image.fromarray(pixels) for pixels in (digits.images * (255 / 16)).astype(np.uint8)]
         found = [(str(number), int(label)) for number, label in enumerate(digits.target)]
-        return lambda name: Image.fromarray(pixels[int(name)]), split_by_name(found, _name, self.validation_fraction)
+        splits = split_by_name(found, _name, self.validation_fraction)
+        return [(split, lambda name: images[int(name)]) for split in splits]
 
-    def _folder(self) -> tuple[Callable[[str], Image], list[list[Labelled]]]:
-        """Training and validation images below a folder, named by their relative paths."""
+    def _folder(self) -> list[Found]:
+        """Images below a folder, named by their relative paths."""
         root = Path(self.source).expanduser()
-        parts = own_parts(root)
-        prefixes = ("",) if parts is None else [f"{part}/" for part in parts]
+        parts = own_parts(root) or ("",)
         found = [
-            (f"{prefix}{name}/{file}", label)
-            for prefix in prefixes
-            for label, name in enumerate(_classes(root / prefixes[0]))
-            for file in self._images(root / prefix / name)
+            (f"{part}/{name}/{file}".lstrip("/"), label)
+            for part in parts
+            for label, name in enumerate(_classes(root / parts[0]))
+            for file in self._images(root / part / name)
         ]
-        return lambda name: open_image(root / name), split_files(root, found, _name, _name, self.validation_fraction)
+        splits = split_files(root, found, _name, _name, self.validation_fraction)
+        return [(split, root.joinpath) for split in splits]
 
-    def _open_rows(
-        self,
-        load_table: Callable[[Source], Any],
-        samples: Callable[[Sequence[Labelled], Callable[[str], Image]], NumberedSamples],
-    ) -> NumberedDataSet:
-        numbered, classes = list[NumberedSamples](), 0
-        for dataset, rows in load_splits(*find_sources(self), self.validation_fraction, load_table):
-            column = dataset.select_columns([self.label_column]).with_format("numpy")[:][self.label_column]
-            labels = np.asarray(column)
+    def _rows(self, budget: ErrorBudget) -> tuple[list[Found], int]:
+        """Images in the rows of tables, and how many classes there are."""
+        splits, num_classes = list[Found](), 0
+        for dataset, rows in load_splits(self, partial(self._load, budget=budget)):
+            labels = np.asarray(dataset.select_columns([self.label_column]).with_format("numpy")[:][self.label_column])
             if labels.dtype.kind not in "iu" or labels.min() < 0:
                 raise self._no_labels()
-            classes = max(
-                classes, 1 + int(labels.max()), getattr(dataset.features[self.label_column], "num_classes", 0)
-            )
-            found = [(f"row {row} of {dataset.split}", int(labels[row])) for row in rows]
-            numbered.append(samples(found, self._row_loader(dataset.select_columns([self.image_column]))))
-        train, validation = numbered
-        return NumberedDataSet(train, validation, {"num_classes": classes})
+            known = getattr(dataset.features[self.label_column], "num_classes", 0)
+            num_classes = max(num_classes, known, 1 + int(labels.max()))
+            file = file_in_row(dataset.select_columns([self.image_column]), self.image_column)
+            splits.append(([(row_name(dataset, row), int(labels[row])) for row in rows], file))
+        return splits, num_classes
 
-    def _row_loader(self, dataset: Any) -> Callable[[str], Image]:
-        return lambda name: open_image(file_in(dataset[int(name.split()[1])][self.image_column]))
-
-    def _open_streamed(
-        self,
-        load_table: Callable[[Source], Any],
-        crop: Crop,
-        num_classes: int | None,
-        budget: ErrorBudget,
-        each: Any,
-    ) -> StreamedRows:
+    def _open_streamed(self, num_classes: int | None, decoder: Decoder) -> StreamedRows:
         def read(columns: dict[str, Any], name: str) -> tuple[bytes, int]:
             label = columns[self.label_column]
             if not isinstance(label, int) or label < 0:
@@ -191,19 +167,22 @@ class Images(FileOptions):
                     f"data: {name!r} has label {label}, and model.num_classes is {num_classes}: "
                     f"raise it to {label + 1} at least"
                 )
-            return bytes_in(columns[self.image_column], name), label
+            return streamed_file_in(columns[self.image_column], name).getvalue(), label
 
-        def decode(row: tuple[bytes, int], seed: int | None) -> tuple[Pixels, int]:
-            return crop.cut(open_image(BytesIO(row[0])), seed), row[1]
+        def load_shards(source: Source) -> Shards:
+            return Shards(self._load(source, decoder.budget), read, source.name, decoder.budget)
 
-        splits = open_splits(
-            *find_sources(self),
-            self.validation_fraction,
-            lambda source: Shards(load_table(source), read, source.name, budget),
-        )
-        classes = getattr(splits.train.features[self.label_column], "num_classes", None)
-        sizes, form = {"num_classes": classes} if classes else {}, (self.image_column, self.label_column, BLOCK_ROWS)
-        return StreamedRows(splits, sizes, 1, form, decode, image_batch, budget, each)
+        shards = open_shards(self, load_shards)
+        classes = getattr(shards[1].features[self.label_column], "num_classes", None)
+        form = (self.image_column, self.label_column, BLOCK_ROWS)
+        return StreamedRows(*shards, {"num_classes": classes} if classes else {}, 1, form, decoder)
+
+    def _load(self, source: Source, budget: ErrorBudget) -> Any:
+        columns = {"image_column": self.image_column, "label_column": self.label_column}
+        dataset = load_files(source, columns, "Image", budget)
+        if not getattr(dataset.features[self.label_column], "dtype", "").startswith(("int", "uint")):
+            raise self._no_labels()
+        return dataset
 
     def _no_labels(self) -> UserError:
         return UserError(
@@ -217,6 +196,13 @@ class Images(FileOptions):
         return sorted(name for name in names if name.lower().endswith(self.suffixes) and name[0] != ".")
 
 
+def _numbered(images: list[Labelled], file: Callable[[str], File], decoder: Decoder) -> NumberedSamples:
+    names, labels = [name for name, _ in images], [label for _, label in images]
+    known = "\0".join(names).encode("utf-8", "surrogateescape") + np.array(labels, "<i8").tobytes()
+    fingerprint = hashlib.sha256(known).hexdigest()[:16]
+    return NumberedSamples(names, lambda number: (file(names[number]), labels[number]), decoder, fingerprint)
+
+
 def _name(labelled: Labelled) -> str:
     return labelled[0]
 
@@ -225,3 +211,44 @@ def _classes(folder: Path) -> list[str]:
     """The names of the sub-folders, sorted; not hidden ones."""
     with os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _sample(
+    labelled: tuple[File, int], seed: int | None, size: int, mode: str, smallest: float, flip: bool
+) -> tuple[Pixels, int]:
+    """Cut the square that a seed chooses out of an image, or the middle one, whole; make it [channels, size, size]."""
+    from PIL.Image import Resampling
+
+    file, label = labelled
+    image = _open(file).convert(mode)
+    smaller, across, down, mirrored = (0.0, 0.5, 0.5, 1.0) if seed is None else np.random.default_rng(seed).random(4)
+    side = min(image.size) * (1 - (1 - smallest) * smaller)
+    left, top = (image.width - side) * across, (image.height - side) * down
+    box = (left, top, min(left + side, image.width), min(top + side, image.height))  # whatever rounding makes of it
+    image = image.resize((size, size), Resampling.BILINEAR, box)
+    pixels: Pixels = np.asarray(image).reshape(size, size, -1).transpose(2, 0, 1)
+    return pixels[:, :, ::-1] if flip and mirrored < 0.5 else pixels, label
+
+
+def _open(file: File) -> Image:
+    """The image in a file, decoded, the right way up, in bytes: 16 bits, which Pillow would clip, become 8."""
+    import PIL.Image
+    import PIL.ImageOps
+
+    if isinstance(file, PIL.Image.Image):
+        return file
+    try:
+        with PIL.Image.open(BytesIO(file) if isinstance(file, bytes) else file) as image:
+            PIL.ImageOps.exif_transpose(image, in_place=True)
+            image.load()
+    except PIL.UnidentifiedImageError as error:
+        raise OSError("it is no image") from error  # Pillow names the file, or its buffer
+    if not image.mode.startswith("I"):
+        return image
+    return PIL.Image.fromarray((np.asarray(image) / 256).clip(0, 255).astype(np.uint8))
+
+
+def _batch(samples: Iterable[tuple[Pixels, int]]) -> Batch:
+    pixels, labels = zip(*samples, strict=True)
+    image = torch.from_numpy(np.stack(pixels)).float().div_(127.5).sub_(1)
+    return {"image": image, "label": torch.tensor(labels)}

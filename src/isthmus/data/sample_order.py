@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -18,45 +20,70 @@ from isthmus.inner.step import Batch
 
 
 @dataclass(frozen=True)
+class Decoder:
+    """The way from files to samples.
+
+    Attributes:
+        decode: makes a sample of what is known of a file, altered at random by the seed where there is one.
+        batch: brings samples, at least one, to one shape.
+        tokens_per_sample: what a sample counts for: 1 for an image, seconds of sound.
+        budget: counts the files that are damaged.
+        map: a `map`, perhaps that of a pool of threads.
+    """
+
+    decode: Callable[[Any, int | None], Any]
+    batch: Callable[[list[Any]], Batch]
+    tokens_per_sample: int
+    budget: ErrorBudget
+    map: Callable[..., Iterable[Any]] = map
+
+    def sample(self, name: str, file: Callable[[], Any], seed: int | None) -> Any:
+        """Return the sample of a file that messages call so, or None where it is damaged."""
+        try:
+            return self.decode(file(), seed)
+        except UserError:
+            raise
+        except Exception as error:  # Pillow raises nearly anything for a damaged file
+            self.budget.add(name, error)
+            return None
+
+
+@dataclass(frozen=True)
 class NumberedSamples:
     """Samples by number. In the place of one that turns out to be damaged stands the next one that is not.
 
     Whether one is damaged is found out anew at every reading, so that what is read depends on the data alone.
 
     Attributes:
-        names: what messages call the samples.
+        names: what messages call the files.
+        file: returns by its number what the decoder needs.
+        decoder: makes the samples.
         fingerprint: a text that differs where a number stands for another sample.
-        tokens_per_sample: what a sample counts for: 1 for an image, seconds of sound.
-        load: returns a sample by its number, altered at random by the seed where there is one; any error means damage.
-        batch: brings samples to one shape.
-        budget: counts what is damaged.
-        map: a `map`, perhaps that of a pool of threads.
     """
 
     names: Sequence[str]
+    file: Callable[[int], Any]
+    decoder: Decoder
     fingerprint: str
-    tokens_per_sample: int
-    load: Callable[[int, int | None], Any]
-    batch: Callable[[list[Any]], Batch]
-    budget: ErrorBudget
-    map: Callable[..., Iterable[Any]]
 
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def tokens_per_sample(self) -> int:
+        """The tokens, images or seconds of sound that a sample counts for."""
+        return self.decoder.tokens_per_sample
+
     def read(self, numbers: Positions, seeds: Positions | None) -> Batch:
         """Return these samples, altered at random by `seeds`, one each, where given."""
         chosen = [None] * len(numbers) if seeds is None else seeds.tolist()
-        return self.batch(list(self.map(self._load_next, numbers.tolist(), chosen)))
+        return self.decoder.batch(list(self.decoder.map(self._sample, numbers.tolist(), chosen)))
 
-    def _load_next(self, first: int, seed: int | None) -> Any:
-        for number in range(first, first + len(self)):
-            try:
-                return self.load(number % len(self), seed)
-            except UserError:
-                raise
-            except Exception as error:  # Pillow raises nearly anything for a damaged file
-                self.budget.add(self.names[number % len(self)], error)
+    def _sample(self, number: int, seed: int | None) -> Any:
+        for other in chain(range(number, len(self)), range(number)):
+            sample = self.decoder.sample(self.names[other], partial(self.file, other), seed)
+            if sample is not None:
+                return sample
         raise UserError("data: none of the samples can be read; mend the data")
 
 

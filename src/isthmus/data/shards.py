@@ -1,4 +1,4 @@
-"""The shards of a streamed data set: who reads which, and their rows in order, over a source that may fail at times."""
+"""The shards of a streamed data set: who reads which, and their rows in order, from a source that fails at times."""
 
 from __future__ import annotations
 
@@ -84,20 +84,13 @@ class Shards:
 
     def open(self, number: int, position: dict[str, Any] | None = None) -> ShardRows:
         """Return the rows of a shard, from a position on."""
-        return ShardRows(self._shard(number), self._read, self._name_of(number), self._budget, position)
+        shard = self._dataset.shard(num_shards=self.num_shards, index=number)
+        return ShardRows(shard, self._read, f"shard {number} of {self._name}", self._budget, position)
 
     def columns(self) -> list[str]:
         """Return the names of the columns of the first row; none where there is no row."""
-        for number in range(self.num_shards):
-            for row in _patiently(self._shard(number), self._name_of(number), self._budget):
-                return list(row)
-        return []
-
-    def _shard(self, number: int) -> Any:
-        return self._dataset.shard(num_shards=self.num_shards, index=number)
-
-    def _name_of(self, number: int) -> str:
-        return f"shard {number} of {self._name}"
+        rows = (columns for number in range(self.num_shards) for columns in self.open(number).columns)
+        return list(next(rows, []))
 
 
 class ShardRows:
@@ -107,18 +100,18 @@ class ShardRows:
         self, shard: Any, read: Read, name: str, budget: ErrorBudget, position: dict[str, Any] | None = None
     ) -> None:
         self._shard, self._read, self._name, self._budget = shard, read, name, budget
-        self._num_rows, self._position = 0, position
+        self._num_rows, self._position = 0, position  # the position of a restored one counts until it is read on
         if position is not None:
             self._num_rows = position["rows"]
             shard.load_state_dict(position["dataset"])
-        self._rows = _patiently(shard, name, budget, self._num_rows)
+        self.columns = _patiently(shard, name, budget, self._num_rows)
 
     def __iter__(self) -> Iterator[Row]:
         return self
 
     def __next__(self) -> Row:
         while True:
-            columns = next(self._rows)
+            columns = next(self.columns)
             number, self._num_rows, self._position = self._num_rows, self._num_rows + 1, None
             name = f"row {number} of {self._name}"
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from glob import glob
@@ -93,6 +94,11 @@ class SourceOptions:
     split: str = "train"  # of tables, also a part of one: "train[:1%]"
     validation_split: str | None = None  # of tables
 
+    @property
+    def plain_texts(self) -> tuple[str, ...]:
+        """The files of plain text that are the data, where rows are lines."""
+        return ()
+
     def __post_init__(self) -> None:
         if not 0 < self.validation_fraction < 1:
             raise UserError(f"data: validation_fraction is {self.validation_fraction}; choose one between 0 and 1")
@@ -100,14 +106,14 @@ class SourceOptions:
             raise UserError(f"data: max_bad_samples is {self.max_bad_samples}; choose at least 0")
 
 
-def find_sources(options: SourceOptions, texts: tuple[str, ...] = ()) -> tuple[Source, Source | None]:
+def find_sources(options: SourceOptions) -> tuple[Source, Source | None]:
     """Return where the training data are, and the validation data, where these have a split of their own."""
     name, config, split, held_out = options.source, None, options.split, None
     if name in _WELL_KNOWN and not Path(name).exists():
         name, config, split, held_out = _WELL_KNOWN[name]
         split = split if options.split == "train" else options.split
     config, held_out = options.config or config, options.validation_split or held_out
-    source = Source(name, config, split, options.streaming, texts)
+    source = Source(name, config, split, options.streaming, options.plain_texts)
     if held_out is None:
         return source, None
     held_out_source = replace(source, split=held_out)
@@ -117,7 +123,7 @@ def find_sources(options: SourceOptions, texts: tuple[str, ...] = ()) -> tuple[S
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileOptions(SourceOptions):
+class FileOptions(SourceOptions, ABC):
     """The options of data that are files: each one of its own, or in the row of a table.
 
     Attributes:
@@ -130,7 +136,6 @@ class FileOptions(SourceOptions):
 
     def check_source(self) -> None:
         """Refuse files that are not there, and libraries that are not installed, without reading a file."""
-        self.check_libraries()
         if self.streaming and not self.has_rows:
             raise cannot_stream(self.source)
         with named_files():
@@ -139,13 +144,9 @@ class FileOptions(SourceOptions):
             elif self.source not in self.built_in:
                 self.check_folder(Path(self.source).expanduser())
 
-    def check_libraries(self) -> None:
-        """Refuse to go on without what the source needs."""
-        raise NotImplementedError
-
+    @abstractmethod
     def check_folder(self, root: Path) -> None:
         """Refuse a source that is no folder with files as they should be."""
-        raise NotImplementedError
 
     @property
     def has_rows(self) -> bool:

@@ -6,27 +6,29 @@ import hashlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
 from isthmus.core.types import UserError
 from isthmus.data.base import Positions
 from isthmus.data.errors import ErrorBudget, named_files
-from isthmus.data.sample_order import NumberedDataSet, NumberedSamples
+from isthmus.data.sample_order import Decoder, NumberedDataSet, NumberedSamples
 from isthmus.data.shards import Shards
-from isthmus.data.source import FileOptions, find_sources, list_files, require
+from isthmus.data.source import FileOptions, Source, list_files, require
 from isthmus.data.speech_files import SpeechFile, find_speech, that_fit
-from isthmus.data.speech_samples import VOCABULARY, SpeechShape, Utterance, as_transcript, read_header
+from isthmus.data.speech_samples import VOCABULARY, SpeechShape, as_transcript, read_header
 from isthmus.data.spoken_digits import SPEAKERS, SpokenDigits, check_maker, choose_maker
 from isthmus.data.streamed_rows import BLOCK_ROWS, StreamedRows
-from isthmus.data.streaming import open_splits
-from isthmus.data.tables import bytes_in, file_in, load_files, load_splits, map_once
+from isthmus.data.streaming import open_shards
+from isthmus.data.tables import file_in, file_in_row, load_files, load_splits, map_once, row_name, streamed_file_in
 from isthmus.data.validation import split_by_name, split_files
+
+Found = tuple[list[SpeechFile], Callable[[str], Path | BytesIO]]  # recordings, and what finds a file by its location
 
 _NUM_THREADS = 8  # that decode
 _log = logging.getLogger(__name__)
@@ -61,11 +63,12 @@ class Speech(FileOptions):
         return {"vocab_size": len(VOCABULARY)} if self.transcripts else {}
 
     @override
-    def check_libraries(self) -> None:
+    def check_source(self) -> None:
         if self.source in self.built_in:
             check_maker(self.source)
         else:
             require("soundfile", "speech", "recordings are read by soundfile")
+        super().check_source()
 
     @override
     def check_folder(self, root: Path) -> None:
@@ -78,17 +81,27 @@ class Speech(FileOptions):
         """Find the recordings and, where they are not streamed, look into each one's header."""
         self.check_source()
         shape, budget = SpeechShape(sample_rate, num_samples, self.transcripts), ErrorBudget(self.max_bad_samples)
-        if self.has_rows and self.streaming:
-            return self._open_streamed(shape, budget)
         if self.source in self.built_in:
             return self._open_digits(shape, budget)
+        threads = ThreadPoolExecutor(_NUM_THREADS, "speech").map
+        decoder = Decoder(shape.read, shape.batch, shape.tokens_per_sample, budget, threads)
+        if self.has_rows and self.streaming:
+            return self._open_streamed(shape, decoder)
         if self.has_rows:
-            return self._open_rows(shape, budget)
-        root = Path(self.source).expanduser()
-        with named_files():
-            files = that_fit(find_speech(root, self.suffixes, shape, budget), shape)
-        splits = split_files(root, files, lambda file: file.name, lambda file: file.speaker, self.validation_fraction)
-        return self._numbered([(split, Path) for split in splits], shape, budget)
+            splits = self._rows(shape, budget)
+        else:
+            root = Path(self.source).expanduser()
+            with named_files():
+                files = that_fit(find_speech(root, self.suffixes, shape, budget), shape)
+            fraction = self.validation_fraction
+            parts = split_files(root, files, lambda file: file.name, lambda file: file.speaker, fraction)
+            splits = [(part, Path) for part in parts]
+        longest = (
+            max((len(file.text) for files, _ in splits for file in files), default=0) if self.transcripts else None
+        )
+        decoder = replace(decoder, batch=partial(shape.batch, longest_text=longest))
+        train, validation = (_numbered(*split, decoder, f"{num_samples} {longest}") for split in splits)
+        return NumberedDataSet(train, validation, self.known_sizes)
 
     def _open_digits(self, shape: SpeechShape, budget: ErrorBudget) -> NumberedDataSet:
         maker = choose_maker(self.source)
@@ -96,29 +109,26 @@ class Speech(FileOptions):
             SpokenDigits(maker, speakers, shape.sample_rate, shape.num_samples)
             for speakers in split_by_name(SPEAKERS, str, self.validation_fraction)
         ]
-        longest = max(each.longest_text() for each in splits) if shape.transcripts else None
-        train, validation = (
-            NumberedSamples(
-                [f"spoken digits {number}" for number in range(len(each))],
-                f"{each.fingerprint} {longest}",
-                shape.tokens_per_sample,
-                each.say,
-                partial(shape.batch, longest_text=longest),
-                budget,
-                map,
-            )
-            for each in splits
-        )
+        longest = max(split.longest_text() for split in splits) if self.transcripts else None
+        batch = partial(shape.batch, longest_text=longest)
+
+        def numbered(split: SpokenDigits) -> NumberedSamples:
+            decoder = Decoder(split.say, batch, shape.tokens_per_sample, budget)
+            names = [f"spoken digits {number}" for number in range(len(split))]
+            return NumberedSamples(names, lambda number: number, decoder, f"{split.fingerprint} {longest}")
+
+        train, validation = map(numbered, splits)
         return NumberedDataSet(train, validation, self.known_sizes)
 
-    def _open_rows(self, shape: SpeechShape, budget: ErrorBudget) -> NumberedDataSet:
-        splits = []
+    def _rows(self, shape: SpeechShape, budget: ErrorBudget) -> list[Found]:
+        """Recordings in the rows of tables."""
+        splits = list[Found]()
         load = partial(load_files, columns=self._columns, kind="Audio", budget=budget)
-        for dataset, rows in load_splits(*find_sources(self), self.validation_fraction, load):
+        for dataset, rows in load_splits(self, load):
             sounds = dataset.select_columns([self.audio_column])
             files = self._look_into(dataset, sounds, rows, shape, budget)
-            splits.append((that_fit(files, shape), self._row_loader(sounds)))
-        return self._numbered(splits, shape, budget)
+            splits.append((that_fit(files, shape), file_in_row(sounds, self.audio_column)))
+        return splits
 
     def _look_into(
         self, dataset: Any, sounds: Any, rows: Positions, shape: SpeechShape, budget: ErrorBudget
@@ -130,7 +140,7 @@ class Speech(FileOptions):
         texts = dataset.select_columns([self.text_column])[:][self.text_column] if shape.transcripts else None
         files = []
         for row in rows.tolist():
-            name, problem = f"row {row} of {dataset.split}", headers["problem"][row]
+            name, problem = row_name(dataset, row), headers["problem"][row]
             text = "" if texts is None else as_transcript(texts[row])
             if problem or (texts is not None and not text):
                 budget.add(name, OSError(problem or "it has no transcript"))
@@ -139,15 +149,12 @@ class Speech(FileOptions):
             files.append(SpeechFile(name, name, name, headers["num_samples"][row], text))
         return files
 
-    def _row_loader(self, sounds: Any) -> Callable[[str], Path | BinaryIO]:
-        return lambda name: file_in(sounds[int(name.split()[1])][self.audio_column])
-
-    def _open_streamed(self, shape: SpeechShape, budget: ErrorBudget) -> StreamedRows:
+    def _open_streamed(self, shape: SpeechShape, decoder: Decoder) -> StreamedRows:
         longer = set[str]()  # names of rows
 
         def read(columns: dict[str, Any], name: str) -> tuple[bytes, int, str] | None:
-            content = bytes_in(columns[self.audio_column], name)
-            num_samples, rate = read_header(BytesIO(content))
+            file = streamed_file_in(columns[self.audio_column], name)
+            num_samples, rate = read_header(file)
             shape.check_rate(name, rate)
             if not shape.fits(num_samples):
                 _count_longer(longer, name, shape)
@@ -155,51 +162,31 @@ class Speech(FileOptions):
             text = as_transcript(columns[self.text_column]) if shape.transcripts else ""
             if shape.transcripts and not text:
                 raise TypeError("it has no transcript")
-            return content, num_samples, text
+            return file.getvalue(), num_samples, text
 
-        def decode(row: tuple[bytes, int, str], seed: int | None) -> Utterance:
-            content, num_samples, text = row
-            return shape.read(BytesIO(content), num_samples, seed), text
+        def load_shards(source: Source) -> Shards:
+            rows = load_files(source, self._columns, "Audio", decoder.budget)
+            return Shards(rows, read, source.name, decoder.budget)
 
-        splits = open_splits(
-            *find_sources(self),
-            self.validation_fraction,
-            lambda each: Shards(load_files(each, self._columns, "Audio", budget), read, each.name, budget),
-        )
         form = (self.audio_column, self._columns.get("text_column"), shape.num_samples, BLOCK_ROWS)
-        each = ThreadPoolExecutor(_NUM_THREADS, "speech").map
-        return StreamedRows(splits, self.known_sizes, shape.tokens_per_sample, form, decode, shape.batch, budget, each)
-
-    def _numbered(
-        self,
-        splits: list[tuple[list[SpeechFile], Callable[[str], Path | BinaryIO]]],
-        shape: SpeechShape,
-        budget: ErrorBudget,
-    ) -> NumberedDataSet:
-        """Recordings to train on and to evaluate with, each split with what opens a recording's location."""
-        longest = (
-            max((len(file.text) for files, _ in splits for file in files), default=0) if shape.transcripts else None
-        )
-        each = ThreadPoolExecutor(_NUM_THREADS, "speech").map
-
-        def samples(files: list[SpeechFile], load: Callable[[str], Path | BinaryIO]) -> NumberedSamples:
-            def read(number: int, seed: int | None) -> Utterance:
-                file = files[number]
-                return shape.read(load(file.location), file.num_samples, seed), file.text
-
-            names = "".join(f"{file.name} {file.num_samples} {file.text}\n" for file in files)
-            fingerprint = f"{hashlib.sha256(names.encode()).hexdigest()} {shape.num_samples} {longest}"
-            batch = partial(shape.batch, longest_text=longest)
-            locations = [file.location for file in files]
-            return NumberedSamples(locations, fingerprint, shape.tokens_per_sample, read, batch, budget, each)
-
-        train, validation = (samples(*split) for split in splits)
-        return NumberedDataSet(train, validation, self.known_sizes)
+        return StreamedRows(*open_shards(self, load_shards), self.known_sizes, shape.tokens_per_sample, form, decoder)
 
     @property
     def _columns(self) -> dict[str, str]:
         """The columns that are read, by the options that name them."""
         return {"audio_column": self.audio_column} | ({"text_column": self.text_column} if self.transcripts else {})
+
+
+def _numbered(
+    files: list[SpeechFile], open_file: Callable[[str], Path | BytesIO], decoder: Decoder, form: str
+) -> NumberedSamples:
+    names = "".join(f"{file.name} {file.num_samples} {file.text}\n" for file in files)
+    return NumberedSamples(
+        [file.location for file in files],
+        lambda number: (open_file(files[number].location), files[number].num_samples, files[number].text),
+        decoder,
+        f"{hashlib.sha256(names.encode()).hexdigest()} {form}",
+    )
 
 
 def _header_in(cell: dict[str, Any] | None) -> dict[str, Any]:

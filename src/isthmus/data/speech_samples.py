@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,11 +49,12 @@ class SpeechShape:
         """Whether the whole transcript of so many samples is heard."""
         return not self.transcripts or num_samples <= self.num_samples
 
-    def read(self, file: Path | BinaryIO, length: int, seed: int | None) -> Sound:
-        """Return a file of `length` samples; where it is too long, a part that the seed chooses, or its beginning."""
+    def read(self, recording: tuple[Path | BytesIO | bytes, int, str], seed: int | None) -> Utterance:
+        """Return a recording: its file, length and text; of a longer one the part that a seed chooses, or the first."""
+        file, length, text = recording
         spare = max(0, length - self.num_samples)
         start = 0 if seed is None else int(np.random.default_rng(seed).integers(spare, endpoint=True))
-        return read_sound(file, start, length - spare)
+        return read_sound(BytesIO(file) if isinstance(file, bytes) else file, start, length - spare), text
 
     def batch(self, samples: Sequence[Utterance], longest_text: int | None = None) -> Batch:
         """Return samples in one shape.
@@ -91,7 +93,7 @@ def as_transcript(text: object) -> str:
     return " ".join(text.upper().split()) if isinstance(text, str) else ""
 
 
-def read_sound(file: Path | BinaryIO, start: int, num_samples: int) -> Sound:
+def read_sound(file: Path | BytesIO, start: int, num_samples: int) -> Sound:
     """Return `num_samples` samples from `start` on, as float32; several channels become their mean.
 
     Raises:
@@ -109,7 +111,7 @@ def read_sound(file: Path | BinaryIO, start: int, num_samples: int) -> Sound:
     return mean
 
 
-def read_header(file: Path | BinaryIO) -> tuple[int, int]:
+def read_header(file: Path | BytesIO) -> tuple[int, int]:
     """Return how many samples there are, and how many a second, as the header says.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 from typing_extensions import override
 
 from isthmus.core.types import UserError
-from isthmus.data.errors import ErrorBudget
+from isthmus.data.sample_order import Decoder
 from isthmus.data.shards import Row
 from isthmus.data.shuffle import derive, permute
 from isthmus.data.streaming import PrefetchedBatches, StreamedBatches, StreamedDataSet
@@ -23,20 +23,9 @@ _AHEAD = 2  # batches, which are large
 
 @dataclass(frozen=True)
 class StreamedRows(StreamedDataSet):
-    """Samples of which each is a row.
+    """Samples of which each is a row, made by the decoder; rows that are damaged are passed over."""
 
-    Attributes:
-        decode: makes a sample of what a row holds, altered at random by the seed where there is one; any error means
-            damage. Called by several threads.
-        batch: brings samples, at least one, to one shape.
-        budget: counts the rows that are damaged; they are passed over.
-        map: a `map`, perhaps that of a pool of threads.
-    """
-
-    decode: Callable[[Any, int | None], Any]
-    batch: Callable[[list[Any]], Batch]
-    budget: ErrorBudget
-    map: Callable[..., Iterable[Any]]
+    decoder: Decoder
 
     @override
     def batches(self, seed: int, batch_size: int, worker: int, num_workers: int) -> PrefetchedBatches:
@@ -44,23 +33,17 @@ class StreamedRows(StreamedDataSet):
 
     @override
     def validation(self, batch_size: int, num_samples: int = 256) -> list[Batch]:
-        rows, samples = self.splits.held_out_rows(), list[Any]()
+        rows, samples = self.held_out_rows(), list[Any]()
         while some := list(islice(rows, num_samples - len(samples))):
-            samples += self.decode_all(some, [None] * len(some))
+            samples += self.decode(some, [None] * len(some))
         if not samples:
             raise UserError("data: there are no validation samples; give more data, or a validation_split")
-        return [self.batch(samples[i : i + batch_size]) for i in range(0, len(samples), batch_size)]
+        return [self.decoder.batch(samples[i : i + batch_size]) for i in range(0, len(samples), batch_size)]
 
-    def decode_all(self, rows: list[Row], seeds: list[int] | list[None]) -> list[Any]:
+    def decode(self, rows: Sequence[Row], seeds: Sequence[int | None]) -> list[Any]:
         """Return the samples of rows, in their order, without those that are damaged."""
-        return [sample for sample in self.map(self._decode, rows, seeds) if sample is not None]
-
-    def _decode(self, row: Row, seed: int | None) -> Any:
-        try:
-            return self.decode(row.value, seed)
-        except Exception as error:  # Pillow raises nearly anything for a damaged file
-            self.budget.add(row.name, error)
-            return None
+        names, files = [row.name for row in rows], [lambda row=row: row.value for row in rows]
+        return [each for each in self.decoder.map(self.decoder.sample, names, files, seeds) if each is not None]
 
 
 class RowBatches(StreamedBatches[StreamedRows]):
@@ -84,10 +67,10 @@ class RowBatches(StreamedBatches[StreamedRows]):
             rows, self._block = self._block[:size], self._block[size:]
             piece = self._pieces[0]
             self._pieces[0] = {**piece, "taken": [*piece["taken"], *(row.number for row in rows)]}
-            if decoded := self.data_set.decode_all(list(rows), [derive(2**62, self._key(row)) for row in rows]):
+            if decoded := self.data_set.decode(rows, [derive(2**62, self._key(row)) for row in rows]):
                 self._idle_epochs = 0
             samples += decoded
-        return self.data_set.batch(samples)
+        return self.data_set.decoder.batch(samples)
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

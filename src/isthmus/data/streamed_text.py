@@ -33,7 +33,7 @@ class StreamedText(StreamedDataSet):
     @override
     def validation(self, batch_size: int, num_samples: int = 256) -> list[Batch]:
         length, parts, num_tokens = self.tokens_per_sample, list[OneText](), 0
-        for row in self.splits.held_out_rows():
+        for row in self.held_out_rows():
             parts += self.tokenizer.encode([row.value])
             num_tokens += len(parts[-1])
             if num_tokens > num_samples * length:

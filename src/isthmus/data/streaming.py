@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Never, Self, TypeVar
 from isthmus.core.types import UserError
 from isthmus.data.base import Batches, check_batch_size, check_position
 from isthmus.data.shards import Row, ShardPiece, ShardRows, Shards, assign_shards
-from isthmus.data.source import Source
+from isthmus.data.source import Source, SourceOptions, find_sources
 from isthmus.data.validation import rows_between_held_out
 from isthmus.inner.step import Batch
 
@@ -23,20 +23,26 @@ _GOODBYE_SECONDS = 10.0  # for a thread that hangs on the network when the progr
 
 
 @dataclass(frozen=True)
-class StreamedSplits:
-    """The shards to train on and to evaluate with.
+class StreamedDataSet(ABC):
+    """Data that can only be read in order; see `base.DataSet`.
 
     Attributes:
-        train: shards to train on.
-        held_out: shards to evaluate with.
-        every: which rows of `train` are held out instead, where `held_out` is `train`: every so many; 0: none.
         name: of the data, for messages.
+        train: the shards to train on.
+        held_out: the shards to evaluate with.
+        every: which rows of `train` are held out instead, where `held_out` is `train`: every so many; 0: none.
+        sizes: the least that a model must have, as far as it is known before reading.
+        tokens_per_sample: what a sample counts for: tokens, 1 for an image, seconds of sound.
+        form: plain values on which a sample depends beside the rows.
     """
 
+    name: str
     train: Shards
     held_out: Shards
     every: int
-    name: str
+    sizes: dict[str, int]
+    tokens_per_sample: int
+    form: tuple[object, ...]
 
     def holds_out(self, row: int) -> bool:
         """Tell whether a row of `train` is kept for validation."""
@@ -48,33 +54,6 @@ class StreamedSplits:
             for row in self.held_out.open(number):
                 if self.every == 0 or self.holds_out(row.number):
                     yield row
-
-
-def open_splits(
-    source: Source, held_out: Source | None, fraction: float, load_shards: Callable[[Source], Shards]
-) -> StreamedSplits:
-    """Open the shards of both sources; where there is one for both, every so many of its rows are held out."""
-    train = load_shards(source)
-    validation = train if held_out is None else load_shards(held_out)
-    every = rows_between_held_out(fraction) if held_out is None else 0
-    return StreamedSplits(train, validation, every, f"{source.name}:{source.split}")
-
-
-@dataclass(frozen=True)
-class StreamedDataSet(ABC):
-    """Data that can only be read in order; see `base.DataSet`.
-
-    Attributes:
-        splits: the rows.
-        sizes: the least that a model must have, as far as it is known before reading.
-        tokens_per_sample: what a sample counts for: tokens, 1 for an image, seconds of sound.
-        form: plain values on which a sample depends beside the rows.
-    """
-
-    splits: StreamedSplits
-    sizes: dict[str, int]
-    tokens_per_sample: int
-    form: tuple[object, ...]
 
     @abstractmethod
     def batches(self, seed: int, batch_size: int, worker: int, num_workers: int) -> PrefetchedBatches:
@@ -93,8 +72,18 @@ class StreamedDataSet(ABC):
 
     def fingerprint(self, seed: int) -> str:
         """Return what differs where a position stands for another sample, as far as that shows without reading."""
-        parts = [self.splits.name, self.splits.train.num_shards, self.splits.every, *self.form, seed]
+        parts = [self.name, self.train.num_shards, self.every, *self.form, seed]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def open_shards(options: SourceOptions, load: Callable[[Source], Shards]) -> tuple[str, Shards, Shards, int]:
+    """Return the first four fields of a `StreamedDataSet`: its name, shards to train on and evaluate with, `every`."""
+    source, held_out = find_sources(options)
+    train = load(source)
+    name = f"{source.name}:{source.split}"
+    if held_out is None:
+        return name, train, train, rows_between_held_out(options.validation_fraction)
+    return name, train, load(held_out), 0
 
 
 Data = TypeVar("Data", bound=StreamedDataSet)
@@ -109,7 +98,7 @@ class StreamedBatches(ABC, Generic[Data]):
         check_batch_size(batch_size)
         self.data_set, self.seed, self.batch_size = data_set, seed, batch_size
         self.tokens_per_batch = batch_size * data_set.tokens_per_sample
-        self._fingerprint, self._splits = data_set.fingerprint(seed), data_set.splits
+        self._fingerprint = data_set.fingerprint(seed)
         self._worker, self._num_workers = worker, num_workers
         self._epoch, self._idle_epochs = -1, 0
         self._epochs_of_batch = 0  # begun since the last batch was taken
@@ -133,7 +122,7 @@ class StreamedBatches(ABC, Generic[Data]):
         return {
             "fingerprint": self._fingerprint,
             "seed": self.seed,
-            "num_shards": self._splits.train.num_shards,
+            "num_shards": self.data_set.train.num_shards,
             "epoch": self._epoch,
             "pieces": list(self._pieces),
         }
@@ -147,9 +136,9 @@ class StreamedBatches(ABC, Generic[Data]):
         """The rows that are still to come of the first piece."""
         piece = self._pieces[0]
         if self._rows is None:
-            self._rows = self._splits.train.open(piece["shard"], piece["position"])
+            self._rows = self.data_set.train.open(piece["shard"], piece["position"])
         for row in self._rows:
-            if row.number % piece["parts"] == piece["part"] and not self._splits.holds_out(row.number):
+            if row.number % piece["parts"] == piece["part"] and not self.data_set.holds_out(row.number):
                 yield row
 
     def _move_position(self, **more: Any) -> None:
@@ -164,18 +153,18 @@ class StreamedBatches(ABC, Generic[Data]):
     def _begin_epoch(self) -> None:
         if self._idle_epochs == _IDLE_EPOCHS:
             raise UserError(
-                f"data: worker {self._worker} found no {self.unit} in {self._splits.name!r}, {_IDLE_EPOCHS} epochs "
+                f"data: worker {self._worker} found no {self.unit} in {self.data_set.name!r}, {_IDLE_EPOCHS} epochs "
                 "long: give more data than validation takes"
             )
         if self._epochs_of_batch > 1 and not self._idle_epochs:  # a whole one was not enough
             raise UserError(
-                f"data: worker {self._worker} has read all of {self._splits.name!r} and found fewer than "
+                f"data: worker {self._worker} has read all of {self.data_set.name!r} and found fewer than "
                 f"{self.batch_size} samples: lower inner.batch_size, or give more data"
             )
         self._idle_epochs += 1
         self._epochs_of_batch += 1
         self._epoch += 1
-        num_shards = self._splits.train.num_shards
+        num_shards = self.data_set.train.num_shards
         self._pieces = assign_shards(num_shards, self.seed, self._epoch, self._worker, self._num_workers)
 
 

@@ -6,14 +6,14 @@ import hashlib
 from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from isthmus.core.types import UserError, first_line
 from isthmus.data.base import Positions
 from isthmus.data.errors import TO_UTF_8, ErrorBudget
-from isthmus.data.source import Source, cannot_stream
+from isthmus.data.source import Source, SourceOptions, cannot_stream, find_sources
 from isthmus.data.validation import held_out_rows
 
 _KINDS = {"Image": "images", "Audio": "sound"}  # of files, and what they hold
@@ -43,13 +43,9 @@ def load_rows(source: Source, budget: ErrorBudget) -> Any:
         raise UserError(_explain(source, error)) from error
 
 
-def load_splits(
-    source: Source, held_out: Source | None, fraction: float, load: Callable[[Source], Any]
-) -> list[tuple[Any, Positions]]:
-    """Return the `datasets.Dataset` and the numbers of its rows to train on, and the same to evaluate with.
-
-    Without a split of their own (`held_out`) a fraction of the rows is held out for the validation data.
-    """
+def load_splits(options: SourceOptions, load: Callable[[Source], Any]) -> list[tuple[Any, Positions]]:
+    """Return the `datasets.Dataset` and the numbers of its rows to train on, and the same to evaluate with."""
+    source, held_out = find_sources(options)
     dataset = load(source)
     rows = np.arange(len(dataset))
     if held_out is not None:
@@ -57,7 +53,7 @@ def load_splits(
         return [(dataset, rows), (validation, np.arange(len(validation)))]
     if len(rows) < 2:
         raise UserError(f"data: split {source.split!r} of {source.name!r} has fewer than 2 rows: set validation_split")
-    chosen = held_out_rows(len(rows), fraction)
+    chosen = held_out_rows(len(rows), options.validation_fraction)
     return [(dataset, np.setdiff1d(rows, chosen)), (dataset, chosen)]
 
 
@@ -134,7 +130,7 @@ def check_column(name: str, option: str, column: str, columns: list[str]) -> Non
         )
 
 
-def file_in(cell: dict[str, Any] | None) -> Path | BinaryIO:
+def file_in(cell: dict[str, Any] | None) -> Path | BytesIO:
     """Return the file that a cell holds, or where it is; raise OSError where there is neither."""
     if cell and cell["bytes"] is not None:
         return BytesIO(cell["bytes"])
@@ -143,15 +139,25 @@ def file_in(cell: dict[str, Any] | None) -> Path | BinaryIO:
     raise OSError("it holds no file")
 
 
-def bytes_in(cell: dict[str, Any] | None, name: str) -> bytes:
-    """Return the bytes of the file that a cell holds; refuse one that only says where the file is."""
+def file_in_row(dataset: Any, column: str) -> Callable[[str], Path | BytesIO]:
+    """Return what finds the file of a row by the row's name."""
+    return lambda name: file_in(dataset[int(name.split()[1])][column])
+
+
+def row_name(dataset: Any, row: int) -> str:
+    """Return what messages call a row of a `datasets.Dataset`."""
+    return f"row {row} of {dataset.split}"
+
+
+def streamed_file_in(cell: dict[str, Any] | None, name: str) -> BytesIO:
+    """Return the file that a cell of a stream holds; refuse one that only says where the file is."""
     file = file_in(cell)
     if isinstance(file, Path):
         raise UserError(
             f"data: {name!r} only names a file, {str(file)!r}; streamed files lie in the rows of Parquet, Arrow or "
             "tar files: give such, or set data.streaming to false"
         )
-    return file.read()
+    return file
 
 
 def _readable_files(source: Source, budget: ErrorBudget) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from isthmus.core.types import UserError
 from isthmus.data.errors import TO_UTF_8, ErrorBudget, named_files
@@ -19,14 +20,13 @@ from isthmus.data.source import (
     SourceOptions,
     check_tables,
     check_utf_8,
-    find_sources,
     is_table,
     list_files,
     names_files,
     require,
 )
 from isthmus.data.streamed_text import StreamedText
-from isthmus.data.streaming import open_splits
+from isthmus.data.streaming import open_shards
 from isthmus.data.tables import check_column, load_rows, load_splits
 from isthmus.data.tokenizer import Bytes, OneText, Tokenizer, load_tokenizer
 from isthmus.data.tokens import TokenDataSet, tokenise_rows
@@ -80,18 +80,20 @@ class Text(SourceOptions):
         tokenizer, budget, files = load_tokenizer(self.tokenizer), ErrorBudget(self.max_bad_samples), self._plain_files
         if files is not None and not self.streaming:
             return TokenDataSet(*self._split(files, tokenizer), sequence_length, tokenizer.vocab_size)
-        sources = find_sources(self, () if files is None else tuple(map(str, files)))
         if self.streaming:
-            splits = open_splits(*sources, self.validation_fraction, lambda each: self._load_shards(each, budget))
+            shards = open_shards(self, lambda source: self._load_shards(source, budget))
             sizes, form = {"vocab_size": tokenizer.vocab_size}, (tokenizer.fingerprint, sequence_length)
-            return StreamedText(splits, sizes, sequence_length, form, tokenizer)
-        (dataset, rows), (held_out, held_out_rows) = load_splits(
-            *sources, self.validation_fraction, lambda each: self._load_rows(each, budget)
-        )
+            return StreamedText(*shards, sizes, sequence_length, form, tokenizer)
+        (dataset, rows), (held_out, held_out_rows) = load_splits(self, lambda source: self._load_rows(source, budget))
         train = tokenise_rows(dataset, rows, self._column, tokenizer, budget)
         held_out = held_out.select(held_out_rows)
         validation = tokenise_rows(held_out, np.arange(len(held_out)), self._column, tokenizer, budget)
         return TokenDataSet(train, validation, sequence_length, tokenizer.vocab_size)
+
+    @property
+    @override
+    def plain_texts(self) -> tuple[str, ...]:
+        return tuple(map(str, self._plain_files or ()))
 
     @cached_property
     def _plain_files(self) -> list[Path] | None:
