@@ -124,6 +124,7 @@ def _fill_before_step_7(arguments: list[str], disk: Disk, log: Path) -> None:
     cli.main()
 
 
+@pytest.mark.processes
 def test_without_any_room_at_all_it_is_one_line(disk, tmp_path):
     """As a process: exit code and words, where neither metrics nor summary fit."""
     run_dir, log, path = disk.folder / "run", tmp_path / "log.txt", tmp_path / "run.yaml"
@@ -146,6 +147,7 @@ def test_without_any_room_at_all_it_is_one_line(disk, tmp_path):
         json.loads(line)
 
 
+@pytest.mark.processes
 def test_workers_keep_a_checkpoint_that_all_of_them_have(disk, tmp_path):
     """Worker 1's disk holds the first (400 kB), but not the next (900 kB) beside it. Both go on from the first."""
     (tmp_path / "1").symlink_to(disk.folder)
