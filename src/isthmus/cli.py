@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import errno
+import gc
 import json
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -55,6 +57,16 @@ NumWorkers = Annotated[int | None, typer.Option("--workers", min=1, help="How ma
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")]
 
 
+@contextmanager
+def _importing() -> Iterator[None]:
+    """Put off garbage collection while modules are imported: it would take a tenth of the time and find nothing."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def main() -> None:
     """Run the program. An error is one line; exit code 2 for what the user can mend, 1 for what failed."""
     # Workers share the cores: threads that spin while they wait would slow all of them down, many times over.
@@ -66,7 +78,9 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        message, code = _explain(error)
+        from isthmus.tools.exit_codes import explain
+
+        message, code = explain(error)
     logging.getLogger("isthmus").error(" ".join(message.split()))
     sys.exit(code)
 
@@ -92,7 +106,8 @@ def demo(
     length = "a minute" if minutes == 1 else f"{minutes} minutes"
     print(f"one small language model, trained in several ways on this machine: {length} on two cores", flush=True)
     with ForkServer() as server:  # it imports while this process does
-        from isthmus.tools.demo import run_demo
+        with _importing():
+            from isthmus.tools.demo import run_demo
 
         run_demo(run_dir, steps, _console(), server)
 
@@ -124,11 +139,12 @@ def launch(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides 
     from isthmus.tools.fork_server import ForkServer
 
     with ForkServer() as server:  # it imports while this process does
-        from isthmus.recipes import load_config
-        from isthmus.tools.launch import launch as run
-        from isthmus.tools.workers import how_to_resume
+        with _importing():
+            from isthmus.recipes import load_config
+            from isthmus.tools.launch import launch as run
+            from isthmus.tools.workers import how_to_resume
 
-        loaded, console = load_config(config, overrides or [], workers, resume), _console()
+            loaded, console = load_config(config, overrides or [], workers, resume), _console()
         finished_run = run(loaded, console, server, resume)
     if finished_run:
         _report(finished_run, console)
@@ -139,13 +155,14 @@ def launch(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides 
 @app.command()
 def show(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = None) -> None:
     """Print the resolved configuration, the bytes of each sync, where every part's code is, and what does not fit."""
-    from isthmus.config import dump
-    from isthmus.recipes import load_config
-    from isthmus.tools.preflight import check_run
-    from isthmus.tools.report import readable_bytes
-    from isthmus.tools.show import import_paths, sync_bytes
+    with _importing():
+        from isthmus.config import dump
+        from isthmus.recipes import load_config
+        from isthmus.tools.preflight import check_run
+        from isthmus.tools.report import readable_bytes
+        from isthmus.tools.show import import_paths, sync_bytes
 
-    loaded, console = load_config(config, overrides or [], workers), _console()
+        loaded, console = load_config(config, overrides or [], workers), _console()
     print(yaml.safe_dump(dump(loaded), sort_keys=False))
     table = Table(
         "fragment (synced together)",
@@ -257,32 +274,3 @@ def _console() -> Console:
     """Standard output; wide enough for tables where it is no terminal."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=120)
-
-
-def _explain(error: Exception) -> tuple[str, int]:
-    """Message and exit code of an error that was foreseen; any other is raised again, traceback and all."""
-    if hasattr(error, "format_message"):  # the command line was wrong (typer brings its own click, or uses click's)
-        return f"{error.format_message().rstrip('.')}; see isthmus --help", 2
-
-    from isthmus.core import UserError
-    from isthmus.tools.launch import Interrupted
-    from isthmus.tools.workers import WorkerFailed
-    from isthmus.train.checkpoint import NotSaved
-    from isthmus.transport import TransportError
-
-    match error:
-        case UserError():
-            return str(error), 2
-        case TransportError() | WorkerFailed() | NotSaved():
-            return str(error), 1
-        case Interrupted():
-            return str(error), 130
-        case MemoryError():
-            return "the memory of this machine is too small: lower inner.batch_size, or set inner.micro_batch_size", 1
-        case ModuleNotFoundError(name="hivemind"):
-            return "hivemind is not installed: pip install 'isthmus[p2p]'", 2
-        case PermissionError() | NotADirectoryError() | FileExistsError():
-            return f"{error.filename}: {error.strerror}", 2
-        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            return f"{error.filename or 'a file cannot be written'}: {error.strerror}; make room on that disk", 1
-    raise error
