@@ -192,8 +192,8 @@ def test_the_averaged_generator_is_a_copy_with_standing_statistics():
         ({"image_size": 4}, "image_size is 4"),
         ({"width": 0}, "width is 0"),
         ({"num_classes": 0}, "num_classes is 0"),
-        ({"average_decay": 1.0}, "average_decay 1.0"),
-        ({"orthogonal": -1.0}, "orthogonal -1.0"),
+        ({"average_decay": 1.0}, "average_decay is 1.0; choose at least 0 and below 1"),
+        ({"orthogonal": -1.0}, "orthogonal is -1.0; choose at least 0"),
     ],
 )
 def test_bad_sizes_are_refused(bad, match):

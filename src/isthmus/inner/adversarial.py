@@ -8,11 +8,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from typing_extensions import Unpack
 
 from isthmus.core.types import UserError
 from isthmus.inner.optimizers import AdamW, CombinedOptimizer
 from isthmus.inner.step import Batch, Metrics
-from isthmus.inner.supervised import Precision, SupervisedStep
+from isthmus.inner.supervised import StepOptions, SupervisedStep
 
 
 class InnerOptimizer(Protocol):
@@ -61,12 +62,7 @@ def is_adversarial(model: nn.Module) -> bool:
 
 
 class NetworkWithLoss(nn.Module):
-    """One of two networks together with its loss, which is what one step trains.
-
-    Args:
-        network: holds the parameters that are trained.
-        loss: maps a batch to the network's mean loss, in which other parameters are constants.
-    """
+    """One of two networks together with its mean loss, in which other parameters are constants."""
 
     def __init__(self, network: nn.Module, loss: Callable[[Batch], torch.Tensor]) -> None:
         super().__init__()
@@ -92,9 +88,7 @@ class AdversarialStep:
         *,
         discriminator_steps: int = 2,
         wrap: Callable[[nn.Module], nn.Module] = lambda module: module,
-        micro_batch_size: int | None = None,
-        clip_norm: float | None = 1.0,
-        precision: Precision = "float32",
+        **options: Unpack[StepOptions],
     ) -> None:
         """Wrap both networks and their optimizers.
 
@@ -104,27 +98,23 @@ class AdversarialStep:
             lr_schedule: factor of the learning rates at a step of the whole run.
             discriminator_steps: for each step of the generator.
             wrap: puts what averages gradients between workers around a network with its loss.
-            micro_batch_size: samples per forward pass; None takes a share whole.
-            clip_norm: largest Euclidean norm of one network's gradient; None does not clip.
-            precision: of the forward pass (autocast); weights, gradients and optimizers stay as they are.
+            options: of each network's `SupervisedStep`.
         """
         self.model, self.optimizer, self.discriminator_steps = model, optimizer, discriminator_steps
         self.progress = 0  # step of the whole run that comes next
+        networks: Any = model
+        with_losses = [
+            NetworkWithLoss(networks.discriminator, networks.discriminator_loss),
+            NetworkWithLoss(networks.generator, networks.generator_loss),
+        ]
         self.discriminator, self.generator = (
-            SupervisedStep(
-                wrap(NetworkWithLoss(network, loss)),
-                part,
-                lr_schedule,
-                micro_batch_size=micro_batch_size,
-                clip_norm=clip_norm,
-                precision=precision,
-            )
-            for (network, loss), part in zip(_networks_with_losses(model), optimizer.parts, strict=True)
+            SupervisedStep(wrap(network), part, lr_schedule, **options)
+            for network, part in zip(with_losses, optimizer.parts, strict=True)
         )
 
     @property
     def micro_batch_size(self) -> int | None:
-        """The number of samples per forward pass; None takes a share whole."""
+        """The number of samples per forward pass."""
         return self.generator.micro_batch_size
 
     @micro_batch_size.setter
@@ -140,14 +130,8 @@ class AdversarialStep:
         """Train on one batch.
 
         Returns:
-            loss: the discriminator's, over its steps.
-            generator_loss: the generator's.
-            grad_norm: of both networks in their last steps, before clipping.
-            lr: of the discriminator.
-            skipped: 1 where any of the steps was skipped, else 0.
-
-        Raises:
-            UserError: the batch has fewer samples than the discriminator has steps.
+            loss (the discriminator's, over its steps), generator_loss, grad_norm (of both networks in their last steps,
+            before clipping), lr (of the discriminator), skipped (1 where any of the steps was skipped, else 0).
         """
         num_samples, num_steps = len(next(iter(batch.values()))), self.discriminator_steps
         if num_samples < num_steps:
@@ -195,7 +179,3 @@ class AdversarialStep:
         """Run a forward and backward pass of both networks, to measure it; the gradients it leaves are of no use."""
         self.discriminator.forward_backward(part)
         self.generator.forward_backward(part)
-
-
-def _networks_with_losses(model: Any) -> list[tuple[nn.Module, Callable[[Batch], torch.Tensor]]]:
-    return [(model.discriminator, model.discriminator_loss), (model.generator, model.generator_loss)]

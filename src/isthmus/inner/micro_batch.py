@@ -21,15 +21,7 @@ def find_fastest(step: SupervisedStep | AdversarialStep, batch: Batch) -> int:
     Tries powers of two and the whole batch: the largest that fits need not be the fastest. Costs a few steps' time.
     Weights, buffers, gradients and optimizer are afterwards what they were; random numbers are not.
 
-    Args:
-        step: before its first batch.
-        batch: one of full size.
-
-    Returns:
-        The size; in a tie the smaller.
-
-    Raises:
-        UserError: not even one sample fits.
+    In a tie the smaller one counts. `step` is before its first batch, `batch` of full size.
     """
     rates = measure_rates(step, batch)
     return max(rates, key=rates.__getitem__)
@@ -41,8 +33,8 @@ def measure_rates(step: SupervisedStep | AdversarialStep, batch: Batch) -> dict[
     sizes = [1 << power for power in range(num_samples.bit_length()) if 1 << power < num_samples] + [num_samples]
     buffers = [(buffer, buffer.clone()) for buffer in step.model.buffers()]
     rates = dict[int, float]()
-    try:
-        _reserved = _reserve_optimizer_state(step)
+    try:  # the memory of the optimizer's state, which its first step makes: two tensors a parameter, as in AdamW
+        _reserved = [torch.empty_like(param) for param in step.model.parameters() if param.requires_grad for _ in "12"]
     except torch.OutOfMemoryError:
         sizes = []
     for size in sizes:
@@ -63,11 +55,6 @@ def measure_rates(step: SupervisedStep | AdversarialStep, batch: Batch) -> dict[
             "not even one sample fits into this worker's memory: choose a smaller model, or inner.precision"
         )
     return rates
-
-
-def _reserve_optimizer_state(step: SupervisedStep | AdversarialStep) -> list[torch.Tensor]:
-    """Take the memory of the optimizer's state, which its first step makes: two tensors a parameter, as in AdamW."""
-    return [torch.empty_like(param) for param in step.model.parameters() if param.requires_grad for _ in range(2)]
 
 
 def _seconds_of(step: SupervisedStep | AdversarialStep, part: Batch) -> float:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from typing_extensions import override
+from typing_extensions import Unpack, override
 
 from isthmus.core.types import UserError
 from isthmus.inner.step import Batch
-from isthmus.inner.supervised import Precision, SupervisedStep
+from isthmus.inner.supervised import StepOptions, SupervisedStep
 from isthmus.parallel.mesh import mean_over_shards
 from isthmus.parallel.pipeline import LocalStages, Pipeline
 
@@ -29,10 +29,7 @@ class PipelinedStep(SupervisedStep):
         device_mesh: DeviceMesh,
         optimizer: torch.optim.Optimizer,
         lr_schedule: Callable[[int], float] = lambda step: 1.0,
-        *,
-        micro_batch_size: int | None = None,
-        clip_norm: float | None = 1.0,
-        precision: Precision = "float32",
+        **options: Unpack[StepOptions],
     ) -> None:
         """Wrap one rank's stages and the optimizer of their parameters.
 
@@ -42,19 +39,9 @@ class PipelinedStep(SupervisedStep):
             device_mesh: of this worker, with the dimensions pp, shard and tp.
             optimizer: holds the peak learning rates.
             lr_schedule: factor of the learning rates at a step of the whole run.
-            micro_batch_size: samples per forward pass; None makes as many micro-batches as there are ranks.
-            clip_norm: largest Euclidean norm of the gradient of the whole batch; None does not clip.
-            precision: of the forward pass (autocast); weights, gradients and optimizer stay as they are.
+            options: without a micro_batch_size there are as many micro-batches as ranks.
         """
-        super().__init__(
-            model,
-            optimizer,
-            lr_schedule,
-            micro_batch_size=micro_batch_size,
-            clip_norm=clip_norm,
-            precision=precision,
-            device_mesh=device_mesh,
-        )
+        super().__init__(model, optimizer, lr_schedule, device_mesh=device_mesh, **options)
         self.pipeline = Pipeline(stages, device_mesh, self._precision)
 
     @override

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import nn
@@ -18,6 +18,14 @@ from isthmus.parallel.gradient import WorkerGradScaler, clip_gradient, gradient_
 from isthmus.parallel.mesh import mean_over_shards
 
 Precision = Literal["float32", "bfloat16", "float16"]
+
+
+class StepOptions(TypedDict, total=False):
+    """The options that all steps have; `SupervisedStep` says what they mean."""
+
+    micro_batch_size: int | None
+    clip_norm: float | None
+    precision: Precision
 
 
 class SupervisedStep:
@@ -77,9 +85,7 @@ class SupervisedStep:
             self._device = self._params[0].device
             self._scaler = torch.amp.GradScaler(self._device.type, enabled=scaled)
         else:
-            self._device = torch.device(
-                device_mesh.device_type
-            )  # offloaded parameters are not where the model computes
+            self._device = torch.device(device_mesh.device_type)  # offloaded parameters are not where it computes
             self._scaler = WorkerGradScaler(device_mesh, enabled=scaled)
         self._precision: AbstractContextManager[Any] = (
             nullcontext() if precision == "float32" else torch.autocast(self._device.type, getattr(torch, precision))
@@ -166,15 +172,16 @@ class SupervisedStep:
 
     def _clip(self) -> float:
         """Clip the gradient; return the norm that it had before."""
-        if self.device_mesh is not None:
-            value = gradient_norm(self._params, self.device_mesh).item()
-            if self.clip_norm is not None and self.clip_norm < value < math.inf:
-                clip_gradient(self._params, self.clip_norm, value)
-            return value
-        norm = nn.utils.get_total_norm([param.grad for param in self._params if param.grad is not None])
-        value = norm.item()  # of all ranks' shards, where gradients are DTensors
+        if self.device_mesh is None:  # of all ranks' shards, where gradients are DTensors
+            norm = nn.utils.get_total_norm([param.grad for param in self._params if param.grad is not None])
+        else:
+            norm = gradient_norm(self._params, self.device_mesh)
+        value: float = norm.item()
         if self.clip_norm is not None and self.clip_norm < value < math.inf:
-            nn.utils.clip_grads_with_norm_(self._params, self.clip_norm, norm)
+            if self.device_mesh is None:
+                nn.utils.clip_grads_with_norm_(self._params, self.clip_norm, norm)
+            else:
+                clip_gradient(self._params, self.clip_norm, value)
         return value
 
 

@@ -11,6 +11,7 @@ A module may also have
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -87,7 +88,7 @@ def next_token_loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Transformer:
+class Transformer(ABC):
     """The options that all of our causal language models have."""
 
     hidden_size: int = 128
@@ -98,16 +99,22 @@ class Transformer:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if name != "dropout" and value < 1:
-                raise UserError(f"model.{name} is {value}; choose at least 1")
+        check_fractions(self, "dropout")
+        check_at_least(1, self, *(name for name in asdict(self) if name != "dropout"))
         if self.hidden_size % (2 * self.num_heads):
             raise UserError(
                 f"model.hidden_size is {self.hidden_size}, which does not split into {self.num_heads} heads of even "
                 f"size; choose a multiple of {2 * self.num_heads}"
             )
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"model.dropout is {self.dropout}; choose at least 0 and below 1")
+
+    @abstractmethod
+    def network(self) -> nn.Module:
+        """Make the network of transformers."""
+
+    def build(self, seed: int = 0) -> nn.Module:
+        """Make the model with float32 weights drawn from `seed`."""
+        with seeded(seed):
+            return CausalLM(self.network())
 
     def shared_options(self) -> dict[str, Any]:
         """Return what the configurations of transformers call by the same names."""
@@ -145,6 +152,20 @@ class Module:
                 return make(**self.arguments)
             except TypeError as error:
                 raise UserError(f"model.arguments: {self.path!r} does not take them: {error}") from error
+
+
+def check_at_least(least: int, spec: object, *names: str) -> None:
+    """Refuse options of a model, by name, that are smaller."""
+    for name in names:
+        if getattr(spec, name) < least:
+            raise UserError(f"model.{name} is {getattr(spec, name)}; choose at least {least}")
+
+
+def check_fractions(spec: object, *names: str) -> None:
+    """Refuse options of a model, by name, that are below 0, or 1 and above."""
+    for name in names:
+        if not 0 <= getattr(spec, name) < 1:
+            raise UserError(f"model.{name} is {getattr(spec, name)}; choose at least 0 and below 1")
 
 
 @contextmanager

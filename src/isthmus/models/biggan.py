@@ -13,7 +13,7 @@ from torch.nn.functional import relu
 
 from isthmus.core.types import UserError
 from isthmus.inner.step import Batch
-from isthmus.models.base import seeded
+from isthmus.models.base import check_at_least, check_fractions, seeded
 from isthmus.models.biggan_networks import Discriminator, Generator
 from isthmus.models.frechet import class_agreement, frechet_distance, random_features
 from isthmus.models.moving_average import MovingAverage
@@ -39,16 +39,12 @@ class BigGAN:
     average_decay: float = 0.999  # of the averaged generator, a step
 
     def __post_init__(self) -> None:
-        for name in ("num_channels", "num_classes", "width", "chunk_size", "class_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"model.{name} is {getattr(self, name)}; choose at least 1")
+        check_at_least(1, self, "num_channels", "num_classes", "width", "chunk_size", "class_size")
+        check_fractions(self, "average_decay")
         if self.image_size < 8 or self.image_size & (self.image_size - 1):
             raise UserError(f"model.image_size is {self.image_size}; choose a power of two, at least 8")
-        if self.orthogonal < 0 or not 0 <= self.average_decay < 1:
-            raise UserError(
-                f"model: orthogonal {self.orthogonal} must not be negative, average_decay {self.average_decay} "
-                "at least 0 and below 1"
-            )
+        if self.orthogonal < 0:
+            raise UserError(f"model.orthogonal is {self.orthogonal}; choose at least 0")
 
     def build(self, seed: int = 0) -> nn.Module:
         """Make both networks with float32 weights drawn from `seed`."""

@@ -18,15 +18,7 @@ class Generator(nn.Module):
     """The generator: from latent vectors and classes to images.
 
     The latent vector is cut into chunks: the first becomes 4 x 4 features, every other one goes, with the embedding of
-    the class, into the batch norms of one block. Each block doubles the features' size.
-
-    Args:
-        image_size: height and width in pixels: a power of two, at least 8.
-        num_channels: of an image.
-        num_classes: of images.
-        width: channels of the last features; 16 times as many, at most, of the first.
-        chunk_size: numbers in a chunk of the latent vector.
-        class_size: numbers in the embedding of a class.
+    the class, into the batch norms of one block. Each block doubles the features' size. `BigGAN` explains the sizes.
     """
 
     def __init__(
@@ -63,12 +55,6 @@ class Discriminator(nn.Module):
     """The discriminator: from images and classes to scores, large for what it takes for a real image of the class.
 
     The score is a linear one plus the projection of the features on the embedding of the class (arXiv 1802.05637).
-
-    Args:
-        image_size: height and width in pixels: a power of two, at least 8.
-        num_channels: of an image.
-        num_classes: of images.
-        width: channels of the first features; 16 times as many, at most, of the last.
     """
 
     def __init__(self, image_size: int, num_channels: int, num_classes: int, width: int) -> None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
+from typing_extensions import override
 
-from isthmus.models.base import CausalLM, ModuleNames, Transformer, check_tensor_split, embedding_outline, seeded
+from isthmus.models.base import ModuleNames, Transformer, check_tensor_split, embedding_outline
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
@@ -21,8 +22,8 @@ class GPTNeo(Transformer):
 
     window_size: int = 256  # tokens that local attention sees
 
-    def build(self, seed: int = 0) -> nn.Module:
-        """Make the model with float32 weights drawn from `seed`."""
+    @override
+    def network(self) -> nn.Module:
         from transformers import GPTNeoConfig, GPTNeoForCausalLM  # takes seconds to import
 
         pairs, odd = divmod(self.num_layers, 2)
@@ -36,8 +37,7 @@ class GPTNeo(Transformer):
             embed_dropout=self.dropout,
             resid_dropout=self.dropout,
         )
-        with seeded(seed):
-            return CausalLM(GPTNeoForCausalLM(config))
+        return GPTNeoForCausalLM(config)
 
     def outline(self) -> nn.Module:
         """Make the model's parameters without transformers, which takes seconds to import."""

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
+from typing_extensions import override
 
-from isthmus.models.base import CausalLM, ModuleNames, Transformer, check_tensor_split, embedding_outline, seeded
+from isthmus.models.base import ModuleNames, Transformer, check_tensor_split, embedding_outline
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
@@ -19,8 +20,8 @@ class GPTNeoX(Transformer):
 
     libraries: ClassVar = ("transformers.models.gpt_neox.modeling_gpt_neox",)
 
-    def build(self, seed: int = 0) -> nn.Module:
-        """Make the model with float32 weights drawn from `seed`."""
+    @override
+    def network(self) -> nn.Module:
         from transformers import GPTNeoXConfig, GPTNeoXForCausalLM  # takes seconds to import
 
         config = GPTNeoXConfig(
@@ -29,8 +30,7 @@ class GPTNeoX(Transformer):
             num_attention_heads=self.num_heads,
             hidden_dropout=self.dropout,
         )
-        with seeded(seed):
-            return CausalLM(GPTNeoXForCausalLM(config))
+        return GPTNeoXForCausalLM(config)
 
     def outline(self) -> nn.Module:
         """Make the model's parameters without transformers, which takes seconds to import."""

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from isthmus.core.types import UserError
 from isthmus.inner.step import Batch
-from isthmus.models.base import seeded
+from isthmus.models.base import check_at_least, seeded
 
 _LARGE = (256, 512, 1024, 2048)
 _DEPTHS = {  # kind of block, channels of the stem, channels of each stage, blocks of each stage
@@ -43,9 +43,8 @@ class ResNet:
     def __post_init__(self) -> None:
         if self.depth not in _DEPTHS:
             raise UserError(f"model.depth is {self.depth}; choose one of {', '.join(map(str, _DEPTHS))}")
-        for name, least in (("image_size", 1), ("num_channels", 1), ("num_classes", 2)):
-            if getattr(self, name) < least:
-                raise UserError(f"model.{name} is {getattr(self, name)}; choose at least {least}")
+        check_at_least(1, self, "image_size", "num_channels")
+        check_at_least(2, self, "num_classes")
 
     def build(self, seed: int = 0) -> nn.Module:
         """Make the model with float32 weights drawn from `seed`."""

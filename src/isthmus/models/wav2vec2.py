@@ -14,7 +14,7 @@ from torch.nn.functional import cosine_similarity
 
 from isthmus.core.types import UserError
 from isthmus.inner.step import Batch
-from isthmus.models.base import seeded
+from isthmus.models.base import check_at_least, check_fractions, seeded
 
 _KERNELS, _STRIDES = (10, 3, 3, 3, 3, 2, 2), (5, 2, 2, 2, 2, 2, 2)  # of the convolutions, as published
 
@@ -53,19 +53,14 @@ class SpeechEncoder:
 
     def __post_init__(self) -> None:
         sizes = ("sample_rate", "hidden_size", "num_layers", "num_heads", "conv_size", "position_kernel")
-        for name in (*sizes, "position_groups"):
-            if getattr(self, name) < 1:
-                raise UserError(f"model.{name} is {getattr(self, name)}; choose at least 1")
+        check_at_least(1, self, *sizes, "position_groups")
+        check_at_least(2, self, "mask_length")
+        check_fractions(self, "dropout", "mask_prob")
         for name in ("num_heads", "position_groups"):
             if self.hidden_size % getattr(self, name):
                 raise UserError(
                     f"model.hidden_size is {self.hidden_size}, no multiple of {name} {getattr(self, name)}; choose one"
                 )
-        for name in ("dropout", "mask_prob"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"model.{name} is {getattr(self, name)}; choose at least 0 and below 1")
-        if self.mask_length < 2:
-            raise UserError(f"model.mask_length is {self.mask_length}; choose at least 2")
         if self.num_samples < min_num_samples(self.mask_length):
             raise UserError(
                 f"model.num_samples is {self.num_samples}, less than a mask of {self.mask_length} frames takes; "
@@ -124,9 +119,7 @@ class Wav2Vec2(SpeechEncoder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("num_codebooks", "codebook_size", "code_size", "num_negatives"):
-            if getattr(self, name) < 1:
-                raise UserError(f"model.{name} is {getattr(self, name)}; choose at least 1")
+        check_at_least(1, self, "num_codebooks", "codebook_size", "code_size", "num_negatives")
         if self.code_size % self.num_codebooks:
             raise UserError(
                 f"model.code_size is {self.code_size}, no multiple of num_codebooks {self.num_codebooks}; choose one"
