@@ -270,7 +270,7 @@ def test_other_data_is_refused():
     stream = LeasedBatches(data_set_of(403).sample_order(), "a", 3)
     with pytest.raises(UserError, match="give all workers the same data, sequence_length and seed"):
         stream.rebase(Ledger(data_set_of(404).sample_order().fingerprint))
-    with pytest.raises(UserError, match="the saved position belongs to other data"):
+    with pytest.raises(UserError, match="the saved position is one in data .*: restore the data"):
         stream.load_state_dict(LeasedBatches(data_set_of(404).sample_order(), "a", 3).state_dict())
     with pytest.raises(UserError, match="batch_size is 1000, and the data set has 99 training samples"):
         LeasedBatches(data_set_of(403).sample_order(), "a", 1000)

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from isthmus.core.registry import Registry
-from isthmus.data.base import Batches, DataSet, DataSpec, SampleOrder, check_source
+from isthmus.data.base import DataSet, DataSpec, check_source
 from isthmus.data.leased_batches import LeasedBatches, LeasesExhausted
 from isthmus.data.ledger import Ledger
 from isthmus.data.sample_order import OrderedBatches, open_batches
@@ -71,14 +71,12 @@ def _log_new_name(former: str) -> None:
 
 __all__ = [
     "DATA",
-    "Batches",
     "DataSet",
     "DataSpec",
     "LeasedBatches",
     "LeasesExhausted",
     "Ledger",
     "OrderedBatches",
-    "SampleOrder",
     "Text",
     "check_source",
     "current_spec",

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from isthmus.core.types import UserError
-from isthmus.data.base import SampleOrder, check_batch_size
+from isthmus.data.base import SampleOrder, check_batch_size, check_position
 from isthmus.data.ledger import MAX_DEMAND, Ledger, Proposal, WorkerLeases, cut, join, length
 from isthmus.inner.step import Batch
 
@@ -20,7 +20,7 @@ class LeasesExhausted(Exception):
 
 @dataclass(frozen=True)
 class Rebase:
-    """What became of the samples that were uncommitted before, counted from the oldest; the rest is uncommitted still.
+    """The fate of the samples that were uncommitted before, counted from the oldest; the rest is uncommitted still.
 
     Attributes:
         committed: they are in the anchors, as whole captures. Do not send their pseudo-gradients again: perhaps another
@@ -54,9 +54,7 @@ class LeasedBatches:
     def __init__(self, order: SampleOrder, worker: str, batch_size: int) -> None:
         check_batch_size(batch_size, order.num_samples)
         self.tokens_per_batch = batch_size * order.tokens_per_sample
-        self.order = order
-        self.worker = worker
-        self.batch_size = batch_size
+        self.order, self.worker, self.batch_size = order, worker, batch_size
         self._leases = WorkerLeases()  # as of the last rebase
         self._read = 0  # samples since its first lease began, committed ones included
         self._captured: set[int] = set()  # what was read at each proposal that may still be committed
@@ -142,8 +140,7 @@ class LeasedBatches:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go to a saved position; refuses one in other data."""
-        if state_dict["corpus"] != self.order.fingerprint:
-            raise UserError("data: the saved position belongs to other data; restore the data or start a new run")
+        check_position(state_dict["corpus"], self.order.fingerprint)
         leases = tuple((start, end) for start, end in state_dict["holding"]["leases"])
         self._leases = WorkerLeases(**(state_dict["holding"] | {"leases": leases}))
         self._read, self._captured = state_dict["read"], set(state_dict["captured"])

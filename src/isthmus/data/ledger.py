@@ -1,4 +1,4 @@
-"""Who reads which samples: a table that moves only with a commit, so that every sample enters the model once.
+"""The ledger of who reads which samples: a table that moves only with a commit, so that each enters the model once.
 
 All workers share one endless order of the samples, epoch after epoch (`base.SampleOrder`). It is cut into shards of a
 fixed number of samples. A lease is a run of shards that one worker reads, in order; its start moves on as what was read
@@ -26,7 +26,7 @@ MAX_DEMAND = 2**24  # samples a worker may ask for beyond those it has read
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a worker proposes to commit with a sync. Samples are counted from the beginning of its first lease."""
+    """A worker's proposal for the commit of a sync. Samples are counted from the beginning of its first lease."""
 
     since: int = -1  # the commit that gave it its first lease; -1: it has none
     samples: int = 0  # read when its pseudo-gradient was captured, committed ones included
@@ -132,12 +132,10 @@ class Ledger:
             ValueError: a contributor's proposal is not what `check` accepts.
         """
         number, workers = self.commits + 1, dict(self.workers)
-        gained = 0
-        for worker in sorted(contributors):
-            gain = self.gain(worker, proposals.get(worker))
+        gains = {worker: self.gain(worker, proposals.get(worker)) for worker in sorted(contributors)}
+        for worker, gain in gains.items():
             if gain:
                 workers[worker] = workers[worker].advance(workers[worker].samples + gain)
-                gained += gain
         gone = [w for w, held in workers.items() if w not in proposals and number - held.seen > self.lease_commits]
         free = _Free(
             self.shard_size, [*self.returned, *(x for w in gone for x in workers.pop(w).leases)], self.frontier
@@ -149,7 +147,7 @@ class Ledger:
         return replace(
             self,
             commits=number,
-            samples=self.samples + gained,
+            samples=self.samples + sum(gains.values()),
             frontier=free.frontier,
             returned=join(free.returned),
             workers=workers,
@@ -165,27 +163,23 @@ class Ledger:
         """Return the ledger that `state_dict` describes; raises ValueError for what is not a ledger's state."""
         try:
             state = {name: state_dict[_SAVED_AS.get(name, name)] for name in _FIELDS}
-            if len(state_dict) != len(state):
-                raise ValueError
             workers = {worker: WorkerLeases(**held) for worker, held in state.pop("workers").items()}
             numbers = [n for held in workers.values() for n in (held.since, held.seen, held.samples)]
             numbers += [state[name] for name in ("shard_size", "lease_commits", "commits", "samples", "frontier")]
-            if not all(_is_count(number) for number in numbers) or not state["shard_size"]:
+            is_whole = len(state_dict) == len(_FIELDS) and type(state["data_fingerprint"]) is str
+            if not is_whole or not all(map(_is_count, numbers)) or not state["shard_size"]:
                 raise ValueError
             if not all(held.since <= held.seen <= state["commits"] for held in workers.values()):
                 raise ValueError
             if sum(held.samples for held in workers.values()) > state["samples"]:
                 raise ValueError
-            if type(state["data_fingerprint"]) is not str:
-                raise ValueError
             returned = _read_intervals(state.pop("returned"))
             workers = {w: replace(held, leases=_read_intervals(held.leases)) for w, held in workers.items()}
-            ledger = cls(**state, returned=returned, workers=workers)
+            return cls(**state, returned=returned, workers=workers)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"this is not the state of a data ledger ({str(error) or 'a value is not what it must be'})"
             ) from error
-        return ledger
 
     def digest(self) -> str:
         """16 hexadecimal digits that differ when anything in the ledger differs."""
@@ -205,7 +199,7 @@ _SAVED_AS = {"data_fingerprint": "corpus", "workers": "holdings"}  # in files: t
 
 
 class _Free:
-    """What can be leased: the parts that were given back, then the rest of the order."""
+    """The samples that can be leased: the parts that were given back, then the rest of the order."""
 
     def __init__(self, shard_size: int, returned: Iterable[Interval], frontier: int) -> None:
         self.shard_size, self.returned, self.frontier = shard_size, sorted(returned), frontier

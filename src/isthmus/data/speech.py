@@ -20,8 +20,15 @@ from isthmus.data.errors import ErrorBudget, named_files
 from isthmus.data.sample_order import Decoder, NumberedDataSet, NumberedSamples
 from isthmus.data.shards import Shards
 from isthmus.data.source import FileOptions, Source, list_files, require
-from isthmus.data.speech_files import SpeechFile, find_speech, that_fit
-from isthmus.data.speech_samples import VOCABULARY, SpeechShape, as_transcript, read_header
+from isthmus.data.speech_samples import (
+    VOCABULARY,
+    SpeechFile,
+    SpeechShape,
+    as_transcript,
+    find_speech,
+    read_header,
+    that_fit,
+)
 from isthmus.data.spoken_digits import SPEAKERS, SpokenDigits, check_maker, choose_maker
 from isthmus.data.streamed_rows import BLOCK_ROWS, StreamedRows
 from isthmus.data.streaming import open_shards
@@ -190,7 +197,7 @@ def _numbered(
 
 
 def _header_in(cell: dict[str, Any] | None) -> dict[str, Any]:
-    """What the header of a cell's file says: {"num_samples", "rate", "problem"}."""
+    """The header of a cell's file: {"num_samples", "rate", "problem"}."""
     try:
         num_samples, rate = read_header(file_in(cell))
     except OSError as error:

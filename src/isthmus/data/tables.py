@@ -93,12 +93,12 @@ def map_once(
     description: str,
     **options: Any,
 ) -> Any:
-    """Return the data set that `Dataset.map` makes of some columns: one process of a machine does it, others find it.
+    """Return what `Dataset.map` makes of some columns: one process of a machine does it, others find it.
 
     Args:
         dataset: a `datasets.Dataset`.
         function: of the values of `columns`.
-        columns: the names of the columns that it is given.
+        columns: the names of the columns.
         parts: all on which the result depends beside the data.
         features: columns of the result, by name.
         description: what the progress bar says.

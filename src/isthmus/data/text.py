@@ -95,14 +95,16 @@ class Text(SourceOptions):
     def plain_texts(self) -> tuple[str, ...]:
         return tuple(map(str, self._plain_files or ()))
 
+    @property
+    def _root(self) -> Path:
+        return Path(sysconfig.get_path("stdlib") if self.source == "stdlib" else self.source).expanduser()
+
     @cached_property
     def _plain_files(self) -> list[Path] | None:
         """The files whose content is the text, sorted, without empty ones; None where rows hold it."""
-        root = Path(self.source).expanduser()
+        root = self._root
         if self.source == "stdlib":
-            found = [
-                path for path in list_files(Path(sysconfig.get_path("stdlib")), _NOT_STDLIB) if path.suffix == ".py"
-            ]
+            found = [path for path in list_files(root, _NOT_STDLIB) if path.suffix == ".py"]
         elif self.text_column is not None or "*" in self.source or not names_files(self.source):
             return None
         elif root.is_dir():
@@ -125,12 +127,11 @@ class Text(SourceOptions):
             tokens = np.memmap(files[0], dtype=np.uint8, mode="r") if is_bytes else _read(files, tokenizer)
             end = round(len(tokens) * (1 - self.validation_fraction))
             return tokens[:end], tokens[end:]
-        root = Path(sysconfig.get_path("stdlib") if self.source == "stdlib" else self.source).expanduser()
 
         def name(path: Path) -> str:
-            return path.relative_to(root).as_posix()
+            return path.relative_to(self._root).as_posix()
 
-        train, validation = split_files(root, files, name, name, self.validation_fraction)
+        train, validation = split_files(self._root, files, name, name, self.validation_fraction)
         return _read(train, tokenizer), _read(validation, tokenizer)
 
     @property
@@ -147,12 +148,11 @@ class Text(SourceOptions):
 
     def _load_shards(self, source: Source, budget: ErrorBudget) -> Shards:
         dataset = load_rows(source, budget)
-        shards = Shards(dataset, self._text_in, source.name, budget)
-        columns = dataset.column_names or shards.columns()
+        columns = dataset.column_names or Shards(dataset, self._text_in, source.name, budget).columns()
         self._check_columns(source, columns, not columns)
-        if dataset.features is None:  # rows of JSON may lack the column
-            return shards
-        return Shards(dataset.select_columns([self._column]), self._text_in, source.name, budget)
+        if dataset.features is not None:  # else rows of JSON may lack the column
+            dataset = dataset.select_columns([self._column])
+        return Shards(dataset, self._text_in, source.name, budget)
 
     def _text_in(self, columns: dict[str, Any], name: str) -> str:
         """The text that a row holds; see `shards.Shards`."""

@@ -119,10 +119,10 @@ class Recogniser(nn.Module):
             written = self.network(**inputs).logits.argmax(dim=-1)
             lengths = self.network._get_feat_extract_output_lengths(inputs["attention_mask"].sum(dim=1))
             for row, length, text in zip(written.tolist(), lengths.tolist(), batch["text"].tolist(), strict=True):
-                said, understood = [letter for letter in text if letter >= 0], decode(row[:length])
+                right, understood = [letter for letter in text if letter >= 0], decode(row[:length])
                 for name, of in (("word", _words), ("character", list)):
-                    errors[name] += edit_distance(of(said), of(understood))
-                    counts[name] += len(of(said))
+                    errors[name] += edit_distance(of(right), of(understood))
+                    counts[name] += len(of(right))
         return {f"{name}_error_rate": (errors[name], counts[name]) for name in errors}
 
 
