@@ -49,7 +49,7 @@ def test_workers_of_the_trainer_train_on_their_own_and_end_with_the_same_weights
 
 
 def test_a_trainer_that_is_killed_in_an_elastic_world_resumes_where_the_others_are(tmp_path: Path) -> None:
-    with lighthouse("127.0.0.1:0", grace_seconds=5, dead_seconds=2) as port:
+    with lighthouse("127.0.0.1:0", grace_seconds=5, dead_seconds=5) as port:
         ended = workers.run(
             hugging_face_loops.train_elastically, 3, folder=str(tmp_path), lighthouse=f"127.0.0.1:{port}"
         )
