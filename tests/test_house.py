@@ -49,7 +49,8 @@ def test_long_functions_are_found():
 
 def test_this_house_has_no_circles_no_long_functions_and_a_small_transport():
     now = House.read(ROOT)
-    assert house.circles(now, type_only=True) == []
+    assert house.circles(now, type_only=True, inside_functions=True) == []
+    assert house.unchecked_files(now) == []
     assert house.long_functions(now) == []
     assert 8 <= len(house.members(now, "Transport")) <= 10
 

@@ -165,7 +165,7 @@ class TrainConfig(Section):
 
 
 class TrackConfig(Section):
-    """Where a run can be watched besides its metrics files; each worker may have its own."""
+    """The places besides its metrics files where a run can be watched; each worker may have its own."""
 
     tensorboard: bool = False  # event files, in the run's folder
     wandb: str | None = None  # a project of Weights & Biases

@@ -1,4 +1,4 @@
-"""Where log lines go: one handler on the logger `isthmus`, which the command line sets up in every process alike.
+"""One handler on the logger `isthmus` writes all log lines; the command line sets it up in every process alike.
 
 Modules write to `logging.getLogger(__name__)`. Without the command line, as with `attach` in a training loop of your
 own, nothing is set up here: the lines go wherever your program sends them.

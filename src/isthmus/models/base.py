@@ -22,8 +22,23 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from isthmus.core.registry import Registry
 from isthmus.core.types import UserError
 from isthmus.inner.step import Batch
+
+MODELS = Registry(
+    "model",
+    {
+        "gpt_neox": "isthmus.models.gpt_neox:GPTNeoX",
+        "gpt_neo": "isthmus.models.gpt_neo:GPTNeo",
+        "wav2vec2": "isthmus.models.wav2vec2:Wav2Vec2",
+        "wav2vec2_ctc": "isthmus.models.wav2vec2_ctc:Wav2Vec2CTC",
+        "biggan": "isthmus.models.biggan:BigGAN",
+        "huggingface": "isthmus.models.huggingface:HuggingFace",
+        "resnet": "isthmus.models.resnet:ResNet",
+        "module": "isthmus.models.base:Module",
+    },
+)
 
 
 class ModelSpec(Protocol):

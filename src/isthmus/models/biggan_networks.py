@@ -92,9 +92,9 @@ class _UpBlock(nn.Module):
         self.skip = _conv(before, after, 1)
 
     def forward(self, x: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
-        inside: torch.Tensor = self.conv_1(_double(relu(self.norm_1(x, condition))))
-        inside = self.conv_2(relu(self.norm_2(inside, condition)))
-        return inside.add(_double(self.skip(x)))  # a convolution of single pixels may as well come first
+        hidden: torch.Tensor = self.conv_1(_double(relu(self.norm_1(x, condition))))
+        hidden = self.conv_2(relu(self.norm_2(hidden, condition)))
+        return hidden.add(_double(self.skip(x)))  # a convolution of single pixels may as well come first
 
 
 class _DownBlock(nn.Module):
@@ -107,10 +107,10 @@ class _DownBlock(nn.Module):
         self.skip = _conv(before, after, 1) if shrinks else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        inside: torch.Tensor = self.conv_2(relu(self.conv_1(x if self.first else relu(x))))
+        hidden: torch.Tensor = self.conv_2(relu(self.conv_1(x if self.first else relu(x))))
         if not self.shrinks:
-            return inside.add(self.skip(x))
-        return avg_pool2d(inside, 2).add(self.skip(avg_pool2d(x, 2)))
+            return hidden.add(self.skip(x))
+        return avg_pool2d(hidden, 2).add(self.skip(avg_pool2d(x, 2)))
 
 
 class _ConditionalNorm(nn.Module):

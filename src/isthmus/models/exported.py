@@ -11,7 +11,7 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from isthmus.core.types import UserError, first_line
-from isthmus.models.base import Module
+from isthmus.models.base import MODELS, Module
 
 
 def save_exported(model: nn.Module, spec: dict[str, Any], folder: Path) -> nn.Module | None:
@@ -47,8 +47,6 @@ def load_exported(folder: str | Path, trust_imports: bool = False) -> nn.Module:
     Raises:
         UserError: the folder holds no such model.
     """
-    from isthmus.models import MODELS  # which imports this module
-
     folder = Path(folder)
     try:
         config = json.loads((folder / "config.json").read_text())

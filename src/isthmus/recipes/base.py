@@ -1,4 +1,4 @@
-"""What a recipe is: a function from a plan to an expression of values."""
+"""A recipe is a function from a plan to an expression of values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from isthmus.transport import Transport
 
 @dataclass(frozen=True)
 class Plan:
-    """What the defaults of a method depend on."""
+    """The facts of a run on which the defaults of a method depend."""
 
     num_workers: int
     steps: int  # inner steps of the whole run

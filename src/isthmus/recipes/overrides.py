@@ -1,4 +1,4 @@
-"""What a caller of `attach` may change of a recipe."""
+"""The parts of a recipe that a caller of `attach` may replace."""
 
 from __future__ import annotations
 
