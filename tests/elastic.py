@@ -12,8 +12,8 @@ from isthmus.compress import Cast
 from isthmus.core import SyncSchedule, split_whole
 from isthmus.outer import OuterLoop
 from isthmus.transport.base import TransportError
-from isthmus.transport.elastic.local import LocalMembership, LocalRendezvousServer
 from isthmus.transport.elastic.transport import ElasticTransport
+from tests.local_membership import LocalMembership, LocalRendezvousServer
 from tests.toy import Worker, inner_step, nesterov, sgd, toy_batch, toy_model
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from tests import workers
+from tests.local_membership import LocalMembership, LocalRendezvousServer
 from tests.recipes import own_loops
 from tests.toy import inner_step, sgd, toy_batch, toy_model
 from torch import nn
@@ -25,7 +26,6 @@ from isthmus.compress.float4 import Float4
 from isthmus.core import SyncSchedule, UserError
 from isthmus.outer import KeepProgress
 from isthmus.recipes import RECIPES, Recipe
-from isthmus.transport.elastic.local import LocalMembership, LocalRendezvousServer
 from isthmus.transport.elastic.transport import ElasticTransport
 from isthmus.transport.local import Local, LocalWorld, run_workers
 from isthmus.transport.torch_dist import TorchDist

@@ -45,7 +45,6 @@ class Replica(Protocol):
 
     def shared_state(self, wait_seconds: float) -> State:
         """Return all that workers agree on, as plain values and tensors of its own; may be called from any thread."""
-        ...
 
 
 class ReplicatedState(Protocol):
@@ -54,27 +53,21 @@ class ReplicatedState(Protocol):
     @property
     def samples_per_step(self) -> int:
         """The number of samples of one inner step of this worker."""
-        ...
 
     def propose(self) -> Any:
         """Return a plain value that this worker wants committed with its next contribution; called at the capture."""
-        ...
 
     def check(self, worker: str, proposal: Any) -> str:
         """Return why a worker's proposal cannot be committed, judged alike by all; empty where it can."""
-        ...
 
     def gain(self, worker: str, proposal: Any) -> int:
         """Return the number of samples that committing a good proposal adds."""
-        ...
 
     def commit(self, proposals: dict[str, Any], contributors: list[str]) -> None:
         """Commit the proposals of all workers of a sync, some of which contributed to its mean."""
-        ...
 
     def apply(self) -> None:
         """Go by what was committed from here on: its sync is finished in this worker (on the training thread)."""
-        ...
 
     def reconcile(self, contributed: bool) -> bool:
         """Return, after catching up, whether this worker's progress since its last commit still counts, or forget it.
@@ -82,19 +75,15 @@ class ReplicatedState(Protocol):
         Args:
             contributed: whether the others' state holds a sync that this worker still had in flight.
         """
-        ...
 
     def roll_back(self) -> None:
         """Forget this worker's progress since its last commit."""
-        ...
 
     def state_dict(self) -> State:
         """Return the state as plain values."""
-        ...
 
     def load_state_dict(self, state_dict: State) -> None:
         """Go on from a saved or fetched state."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -115,45 +104,35 @@ class ElasticPart(Protocol):
     @property
     def replicated_state(self) -> ReplicatedState | None:
         """The state that moves with the commits; None where there is none."""
-        ...
 
     @property
     def state_addresses(self) -> list[str]:
         """The addresses at which each rank of this worker serves its part of the state to others."""
-        ...
 
     @property
     def relative_speed(self) -> float:
         """This worker's share of the fastest one's speed, in (0, 1], as of the last commit."""
-        ...
 
     def report_speed(self, steps_per_second: float) -> None:
         """Tell the others, at the next sync, how fast this worker trains."""
-        ...
 
     def catch_up(self, max_bytes: int) -> State:
         """Return the shared state of those who are ahead, which may take `max_bytes`; only after `Behind`."""
-        ...
 
     def contributed_to(self, outer_step: int) -> bool:
         """Return whether the others' state, after catching up, holds what this worker sent in that sync."""
-        ...
 
     def wait_for_the_others(self) -> None:
         """Stay a while at the end of the run, for those who must still catch up with it."""
-        ...
 
     def interrupt(self) -> None:
         """End a wait for others, from any thread: this worker is told to leave."""
-        ...
 
     def state_dict(self) -> State:
         """Return what moves with every commit."""
-        ...
 
     def load_state_dict(self, state_dict: State) -> None:
         """Go on from a saved or fetched state."""
-        ...
 
 
 class Transport(Protocol):
@@ -162,26 +141,21 @@ class Transport(Protocol):
     @property
     def limits(self) -> TransportLimits:
         """The abilities of this transport."""
-        ...
 
     @property
     def num_workers(self) -> int:
         """The number of workers that a quorum formed now would have."""
-        ...
 
     @property
     def worker_group(self) -> WorkerGroup:
         """The process group of this worker's own ranks."""
-        ...
 
     @property
     def elastic(self) -> ElasticPart | None:
         """The part that only a world has whose workers come and go; None in a static world."""
-        ...
 
     def join(self, replica: Replica) -> None:
         """Connect to the other workers, to which `replica` hands this worker's state when they have to catch up."""
-        ...
 
     def quorum(self, outer_step: int, proposal: Any = None) -> Peers:
         """Agree on the workers of this sync.
@@ -193,7 +167,6 @@ class Transport(Protocol):
         Raises:
             Behind: this worker has to catch up first (elastic worlds only).
         """
-        ...
 
     def commit(self, peers: Peers, ok: bool, fingerprint: bytes = b"") -> bool:
         """Vote, and return whether all voted for the sync.
@@ -201,16 +174,12 @@ class Transport(Protocol):
         A non-empty `fingerprint` (8 bytes of a hash of the anchors) must be equal on all peers with a
         positive weight, otherwise `Drift` is raised on all of them.
         """
-        ...
 
     def leave(self) -> None:
         """Disconnect, and tell the others that this worker leaves."""
-        ...
 
     def now(self) -> float:
         """Return the seconds on this transport's clock, which the simulator keeps for each thread of a worker."""
-        ...
 
     def wait_until(self, seconds: float) -> None:
         """Tell the clock that the calling thread has waited for something that ended at `seconds`."""
-        ...

@@ -3,8 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.local_membership import LocalMembership, LocalRendezvousServer
 
-from isthmus.transport.elastic.local import LocalMembership, LocalRendezvousServer
 from isthmus.transport.elastic.transport import ElasticTransport
 
 

@@ -26,12 +26,10 @@ class Membership(Protocol):
     @property
     def name(self) -> str:
         """This worker's name: unique in the run, and the same again after a restart."""
-        ...
 
     @property
     def contact(self) -> Any:
         """The way to reach this rank, in the engine's own terms: a plain JSON value for its worker's info."""
-        ...
 
     def connect(self) -> None:
         """Reach the engine: from here on this worker counts as alive, if this is its first rank.
@@ -39,7 +37,6 @@ class Membership(Protocol):
         Raises:
             UserError: it cannot be reached; the message says who, for how long, and what to try.
         """
-        ...
 
     def rendezvous(self, info: MemberInfo, wait_seconds: float) -> Rendezvous:
         """Tell `info` to the workers that come to the same rendezvous, and return theirs.
@@ -51,7 +48,6 @@ class Membership(Protocol):
             TransportError: the engine failed or does not answer, or too few of those that are alive came (the real
                 engines ask for a majority of them, so that a run is never split in two).
         """
-        ...
 
     def connect_peers(self, rendezvous: Rendezvous, names: list[str], weights: list[float]) -> BufferPeers:
         """Connect the workers `names` of a rendezvous, this one among them; all of them call it alike.
@@ -67,15 +63,12 @@ class Membership(Protocol):
             names: of those who take part, in rank order.
             weights: of each in the mean, summing to 1.
         """
-        ...
 
     def disconnect_peers(self) -> None:
         """Leave the peers that this rank has connected with: they need not wait for it."""
-        ...
 
     def leave(self) -> None:
         """Leave the run: the others do not wait for this worker any more. A second call does nothing."""
-        ...
 
 
 def check_grace(seconds: float) -> None:

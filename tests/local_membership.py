@@ -1,4 +1,4 @@
-"""An elastic world in one process, for tests: workers are threads that find one another, die and come back."""
+"""An elastic world in one process: workers are threads that find one another, die and come back."""
 
 from __future__ import annotations
 
