@@ -5,10 +5,8 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -18,7 +16,7 @@ from typing_extensions import override
 from isthmus.core.torch_internals import make_gloo_group, skip_reverse_lookups
 from isthmus.core.types import UserError
 from isthmus.transport.address import join_address, own_address, split_address
-from isthmus.transport.base import PeerLost, TransportError
+from isthmus.transport.base import TransportError
 from isthmus.transport.elastic.membership import MemberInfo, Membership, Rendezvous
 from isthmus.transport.group_peers import GroupPeers
 from isthmus.transport.heartbeat import Heartbeat
@@ -26,15 +24,7 @@ from isthmus.transport.peers import BufferPeers
 from isthmus.transport.readable import readable_message
 from isthmus.transport.timeouts import TimedCalls
 from isthmus.transport.torchft.lighthouse import LighthouseConnection
-from isthmus.transport.watched_group import AbandonedGroups, WatchedGroup, Works
-
-
-@dataclass(frozen=True)
-class _Member:
-    """The facts that one worker told the lighthouse."""
-
-    info: MemberInfo
-    store: str  # where its store is, host:port
+from isthmus.transport.watched_group import AbandonedGroups, WatchedGroup
 
 
 class TorchFTMembership(Membership):
@@ -48,12 +38,8 @@ class TorchFTMembership(Membership):
     A worker that came and took no part (it has to catch up first) does not count as alive until it comes again, so
     that the others need not wait for it.
 
-    Args:
-        lighthouse: its address, host:port.
-        name: of this worker: unique in the run, and the same again after a restart.
-        sync_budget_seconds: bound on one collective; all other timeouts follow from it.
-        host: how the other workers reach this machine; default: the address from which it reaches the lighthouse.
-        rank_in_worker: of this process: only the first one speaks with the lighthouse.
+    All timeouts follow from the sync budget, the bound on one collective. `host` is how the other workers reach this
+    machine; None: the address from which it reaches the lighthouse. Only the first rank of a worker speaks with that.
     """
 
     name = ""
@@ -110,16 +96,20 @@ class TorchFTMembership(Membership):
         while True:
             seconds = max(0.1, deadline - time.monotonic())
             quorum = self._lighthouse.ask(self._calls, seconds, self._address, info)
-            members = {member.replica_id: _read(member) for member in quorum.participants}
-            if members[self.name].store != self._address:
-                raise TransportError(f"another process, at {members[self.name].store}, calls itself {self.name} too")
+            members = {member.replica_id: member.data for member in quorum.participants}
+            stores = {member.replica_id: member.store_address for member in quorum.participants}
+            for name, told in members.items():
+                if not isinstance(told, dict):  # it comes from another machine
+                    raise _unreadable(name)
+            if stores[self.name] != self._address:
+                raise TransportError(f"another process, at {stores[self.name]}, calls itself {self.name} too")
             # the lighthouse counts its quorums anew when it restarts, and gives equal ones the same number
             rendezvous_id = f"{quorum.quorum_id}-{quorum.created.seconds}.{quorum.created.nanos:09d}"
-            problem = self._check_arrivals(rendezvous_id, members)
+            problem = self._check_arrivals(rendezvous_id, stores)
             if not problem:
                 self._lighthouse.beats = False
                 self._rendezvous_id = rendezvous_id
-                return Rendezvous(rendezvous_id, {name: member.info for name, member in members.items()})
+                return Rendezvous(rendezvous_id, members)
             if time.monotonic() > deadline:
                 raise TransportError(f"no complete rendezvous within {wait_seconds:g} s ({problem})")
 
@@ -135,7 +125,7 @@ class TorchFTMembership(Membership):
             self.disconnect_peers()
             if len(names) > 1:
                 self._form_group(f"{rendezvous.id}/{','.join(names)}", names, rank, contacts[0]["store"])
-        return _Peers(self._group, rank, weights, "this sync")
+        return GroupPeers(self._group, rank, weights, "this sync")
 
     @override
     def leave(self) -> None:
@@ -149,12 +139,12 @@ class TorchFTMembership(Membership):
             self._store = self._shared_store = None
             atexit.unregister(self.leave)
 
-    def _check_arrivals(self, rendezvous_id: str, members: dict[str, _Member]) -> str:
-        """Return why not all members came; empty when they did."""
-        if len(members) == 1:
+    def _check_arrivals(self, rendezvous_id: str, stores: dict[str, str]) -> str:
+        """Return why not all members came to the store of the first; empty when they did."""
+        if len(stores) == 1:
             return ""
-        address = next(iter(members.values())).store
-        keys = [f"{rendezvous_id}/{name}" for name in members]
+        address = next(iter(stores.values()))
+        keys = [f"{rendezvous_id}/{name}" for name in stores]
 
         def call() -> Any:
             known = self._shared_store
@@ -167,13 +157,12 @@ class TorchFTMembership(Membership):
             self._shared_store = (address, self._calls.call(2 * self._arrival_seconds, call))
         except RuntimeError as error:
             self._shared_store = None
-            return f"of {', '.join(members)} not all came: {readable_message(error)}"
+            return f"of {', '.join(stores)} not all came: {readable_message(error)}"
         return ""
 
     def _form_group(self, group_id: str, names: list[str], rank: int, holder: str) -> None:
         """Connect with the others at the store `holder`; all of them come from the same rendezvous at this moment."""
-        size = len(names)
-        people = [f"worker {name}" for name in names]
+        size, people = len(names), [f"worker {name}" for name in names]
 
         def find_members() -> tuple[Heartbeat, list[str], Any]:
             connection = self._open_store(holder)
@@ -195,16 +184,10 @@ class TorchFTMembership(Membership):
         )
         self._group_id, self._group_names = group_id, names
         store = PrefixStore(f"{group_id}/gloo", connection)
-        with _losses_are_refusals():
-            self._group.connect(
-                lambda: self._calls.call(self._patience_seconds, lambda: self._connect_gloo(store, rank, size))
-            )
-
-    def _connect_gloo(self, store: Any, rank: int, size: int) -> dist.ProcessGroup:
-        """Connect a group that listens where this worker says it does."""
         # twice the budget: `WatchedGroup` watches the time itself, and knows better whom to blame
         timeout = timedelta(seconds=2 * self.sync_budget_seconds)
-        return make_gloo_group(store, rank, size, self._host or "", timeout)
+        make = partial(make_gloo_group, store, rank, size, self._host or "", timeout)
+        self._group.connect(partial(self._calls.call, self._patience_seconds, make))
 
     def _open_store(self, address: str) -> Any:
         """Return a new connection to the store of a worker."""
@@ -219,30 +202,6 @@ class TorchFTMembership(Membership):
         if self._group is not None:
             self._group.close(lambda group: None, linger_seconds=0)
         self._group, self._group_id, self._group_names = None, "", []
-
-
-class _Peers(GroupPeers):
-    """The peers of one sync; a loss refuses that sync and no more."""
-
-    def _run(self, kind: str, start: Callable[[dist.ProcessGroup], Works]) -> None:
-        with _losses_are_refusals():
-            super()._run(kind, start)
-
-
-@contextmanager
-def _losses_are_refusals() -> Iterator[None]:
-    """In an elastic world the run goes on with those who are left."""
-    try:
-        yield
-    except PeerLost as lost:
-        raise TransportError(str(lost)) from lost
-
-
-def _read(member: Any) -> _Member:
-    """Return what a `torchft._torchft.QuorumMember` told, checked: it comes from another machine."""
-    if not isinstance(member.data, dict):
-        raise _unreadable(member.replica_id)
-    return _Member(member.data, member.store_address)
 
 
 def _contact(name: str, info: MemberInfo, rank: int) -> dict[str, str]:
