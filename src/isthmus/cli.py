@@ -255,8 +255,10 @@ def dht(
 ) -> None:
     """Start a first peer, through which the workers of an elastic run find one another (hivemind)."""
     from isthmus.transport.hivemind.dht_server import serve_dht
+    from isthmus.transport.hivemind.node_settings import NodeSettings
 
-    serve_dht(listen or [_DHT_LISTEN], identity, initial_peers or [], announce or [], allowed_peers or None)
+    listen = listen or [_DHT_LISTEN]
+    serve_dht(NodeSettings(identity, initial_peers or [], listen, announce or [], allowed_peers or None))
 
 
 def _report(finished_run: FinishedRun, console: Console) -> None:

@@ -12,6 +12,7 @@ import torch
 from isthmus.core import UserError
 from isthmus.transport import TransportError
 from isthmus.transport.hivemind.membership import HivemindMembership
+from isthmus.transport.hivemind.node_settings import NodeSettings
 
 LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 
@@ -23,9 +24,7 @@ def connect(rank, folder, budget):
     if rank:
         wait_for(addresses.exists)
     peers = addresses.read_text().split() if rank else []
-    worker = HivemindMembership(
-        f"w{rank}", "run", folder / f"w{rank}.key", peers, listen=LISTEN, sync_budget_seconds=budget
-    )
+    worker = HivemindMembership(f"w{rank}", "run", NodeSettings(folder / f"w{rank}.key", peers, LISTEN), budget)
     worker.connect()
     if rank == 0:
         (folder / "new").write_text(" ".join(worker.addresses()))

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,12 @@ def worker(keys):
     workers = []
 
     def connect(name, **options):
-        defaults = {"listen": LISTEN, "sync_budget_seconds": BUDGET, "connect_seconds": 10, "grace_seconds": 60}
+        options = {"sync_budget_seconds": BUDGET, "connect_seconds": 10, "grace_seconds": 60} | options
+        of_node = {"listen": LISTEN}
         if workers and "initial_peers" not in options:
-            defaults["initial_peers"] = workers[0].addresses()
-        workers.append(HivemindMembership(name, "run", keys / f"{name}.key", **(defaults | options)))
+            of_node["initial_peers"] = workers[0].addresses()
+        of_node |= {field.name: options.pop(field.name) for field in fields(NodeSettings) if field.name in options}
+        workers.append(HivemindMembership(name, "run", NodeSettings(keys / f"{name}.key", **of_node), **options))
         workers[-1].connect()
         return workers[-1]
 
@@ -67,7 +70,7 @@ def three(tmp_path_factory):
     folder, workers = tmp_path_factory.mktemp("three"), []
     for name in "abc":
         peers = workers[0].addresses() if workers else []
-        workers.append(HivemindMembership(name, "run", folder / name, peers, listen=LISTEN, sync_budget_seconds=BUDGET))
+        workers.append(HivemindMembership(name, "run", NodeSettings(folder / name, peers, LISTEN), BUDGET))
         workers[-1].connect()
     yield workers
     for each in workers:
@@ -179,6 +182,7 @@ def test_a_worker_alone_meets_itself(worker):
     assert time.monotonic() - start < 3
     assert found.members == {"a": {"x": 1}}
     assert everybody(alone, found).all_reduce_mean([torch.ones(2)])[0].tolist() == [1.0, 1.0]
+    assert failure(lambda: alone.rendezvous({}, 0.2)) == "no rendezvous within 0.2 s: this worker saw no other one"
 
 
 def test_a_majority_goes_on_without_a_straggler_and_the_straggler_alone_does_not(worker):
@@ -278,7 +282,7 @@ def test_an_allowed_peer_that_uses_another_ones_name_is_not_met(worker):
 
 def test_two_workers_of_one_name_are_told_apart_at_once(worker, tmp_path):
     a = worker("a")
-    double = HivemindMembership("a", "run", tmp_path / "other.key", a.addresses(), listen=LISTEN)
+    double = HivemindMembership("a", "run", NodeSettings(tmp_path / "other.key", a.addresses(), LISTEN))
     with pytest.raises(UserError, match="another worker calls itself a"):
         double.connect()
 
@@ -419,6 +423,7 @@ def test_hundreds_of_mutated_streams_over_libp2p_leave_a_running_sync_unharmed(t
 )
 def test_a_rank_that_must_not_be_dialled_is_named(tmp_path, contacts, message):
     known = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
-    rank = HivemindMembership("b", "run", tmp_path / "b-rank-1.key", allowed_peers=[known], rank_in_worker=1)
+    settings = NodeSettings(tmp_path / "b-rank-1.key", allowed_peers=[known])
+    rank = HivemindMembership("b", "run", settings, rank_in_worker=1)
     found = Rendezvous("00", {"a": {"contacts": contacts}, "b": {"contacts": ["first", known]}})
     assert failure(lambda: rank.connect_peers(found, ["a", "b"], [0.5, 0.5])) == message

@@ -33,9 +33,9 @@ class ElasticTransport(ConfiguredTransport):
         shared_config: a flat configuration that all workers must share.
         expected_workers: how many a new run waits for before its first sync; None: `min_workers`.
         min_workers: with fewer that are up to date nobody commits: they wait, and keep their progress. None: more than
-            half of `expected_workers`.
+            half of `expected_workers`, so that the halves of a cut network cannot both go on.
         weighting: each worker's share in the mean.
-        sync_budget_seconds: bound on one attempt at a sync.
+        sync_budget_seconds: bound on one attempt at a sync; all other timeouts follow from it.
         state_host: address under which the others can fetch this worker's state.
         replicated_state: what moves with the commits.
         ranks_per_worker: all of them are in this world. The first comes to the rendezvous; what follows from the infos

@@ -26,11 +26,8 @@ _REASON_SECONDS = 2.0  # a stream has broken: the reason may still be on its way
 class PeerConnections:
     """The streams between the peers of one sync. Lives on an event loop; every method is called there.
 
-    Args:
-        rendezvous: 20 bytes that no other rendezvous has.
-        names: of the peers, in rank order.
-        rank: of this worker.
-        sync_budget_seconds: bound on one transfer; how often hearts beat follows from it.
+    `rendezvous` are 20 bytes that no other one has, `names` the peers in rank order. One transfer may take the sync
+    budget; how often hearts beat follows from it.
     """
 
     def __init__(self, rendezvous: bytes, names: list[str], rank: int, sync_budget_seconds: float) -> None:
@@ -45,9 +42,7 @@ class PeerConnections:
         self._silent_rounds = dict.fromkeys(self._others, 0)
         self._left = set[int]()  # said goodbye
         self._collective = 0
-        self._failure: asyncio.Future[str] = (
-            asyncio.get_running_loop().create_future()
-        )  # why these connections are over
+        self._failure = asyncio.Future[str]()  # why these connections are over
         self._connected = asyncio.Event()
         self._closed = asyncio.Event()
         self._tasks = set[asyncio.Task[None]]()
@@ -210,13 +205,9 @@ class PeerConnections:
 
 
 class Libp2pPeers(BufferPeers):
-    """The peers of one sync over libp2p.
+    """The peers of one sync over libp2p; `call` runs a coroutine on their event loop and waits for it.
 
-    Args:
-        connections: to the others; None where this worker is alone.
-        rank: this worker.
-        weights: each one's share, summing to 1.
-        call: runs a coroutine on the connections' event loop and waits for it.
+    Without connections this worker is alone.
     """
 
     def __init__(

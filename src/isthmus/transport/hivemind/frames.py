@@ -7,7 +7,6 @@ import struct
 import zlib
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
-from typing import Protocol
 
 from isthmus.transport.base import TransportError
 
@@ -19,10 +18,6 @@ _HEADER = struct.Struct(">4s20sBHIIII")  # magic, rendezvous, kind, sender, coll
 HEADER_BYTES = _HEADER.size
 
 
-class FrameError(TransportError):
-    """A frame that is damaged, or not the one that is due."""
-
-
 class Kind(IntEnum):
     """The purpose of a frame."""
 
@@ -32,18 +27,6 @@ class Kind(IntEnum):
     GOODBYE = 4  # the sender has all it needs and leaves
     ABORT = 5  # the sender cannot go on; the payload says why
     DATA = 6  # a piece of a collective's payload
-
-
-class Writer(Protocol):
-    """The part of `asyncio.StreamWriter` that is needed here."""
-
-    def write(self, data: Buffer) -> None:
-        """Take bytes to be sent."""
-        ...
-
-    async def drain(self) -> None:
-        """Wait until there is room for more."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -70,11 +53,11 @@ class Frame:
         """Read a header of `HEADER_BYTES`; returns the frame and its checksum.
 
         Raises:
-            FrameError: this is no frame.
+            TransportError: this is no frame.
         """
         magic, rendezvous, kind, *numbers, checksum = _HEADER.unpack(header)
         if magic != _MAGIC or kind not in tuple(Kind):
-            raise FrameError("sent something that is no frame")
+            raise TransportError("sent something that is no frame")
         return cls(Kind(kind), rendezvous, *numbers), checksum
 
     def _pack(self, checksum: int) -> bytes:
@@ -83,7 +66,7 @@ class Frame:
         )
 
 
-async def send(writer: Writer, frame: Frame, payload: memoryview) -> None:
+async def send(writer: asyncio.StreamWriter, frame: Frame, payload: memoryview) -> None:
     """Send a payload of any size as frames like `frame`, numbered from 0."""
     for number, start in enumerate(range(0, len(payload), PAYLOAD_BYTES)):
         piece = payload[start : start + PAYLOAD_BYTES]
@@ -96,7 +79,7 @@ async def receive(reader: asyncio.StreamReader, frame: Frame, into: memoryview) 
     """Fill `into` from frames like `frame`, numbered from 0; only what is due is read, and nothing is allocated.
 
     Raises:
-        FrameError: another frame came, or a damaged one.
+        TransportError: another frame came, or a damaged one.
         EOFError: the stream ended.
     """
     for number, start in enumerate(range(0, len(into), PAYLOAD_BYTES)):
@@ -104,26 +87,26 @@ async def receive(reader: asyncio.StreamReader, frame: Frame, into: memoryview) 
         due = replace(frame, number=number, length=len(piece))
         came, checksum = Frame.parse(await _read_header(reader))
         if came != due:
-            raise FrameError(f"sent a frame that is not due: {_difference(came, due)}")
+            raise TransportError(f"sent a frame that is not due: {_difference(came, due)}")
         await _read_into(reader, piece)
         if checksum != due.checksum(piece):
-            raise FrameError("sent a damaged frame")
+            raise TransportError("sent a damaged frame")
 
 
 async def receive_any(reader: asyncio.StreamReader, max_bytes: int) -> tuple[Frame, bytes]:
     """Return the next frame, of any kind, with a payload of at most `max_bytes`.
 
     Raises:
-        FrameError: no frame, a damaged one, or one that is too large.
+        TransportError: no frame, a damaged one, or one that is too large.
         EOFError: the stream ended.
     """
     frame, checksum = Frame.parse(await _read_header(reader))
     if frame.length > max_bytes:
-        raise FrameError(f"sent a frame of {frame.length} bytes where {max_bytes} are allowed")
+        raise TransportError(f"sent a frame of {frame.length} bytes where {max_bytes} are allowed")
     payload = bytearray(frame.length)
     await _read_into(reader, memoryview(payload))
     if checksum != frame.checksum(payload):
-        raise FrameError("sent a damaged frame")
+        raise TransportError("sent a damaged frame")
     return frame, bytes(payload)
 
 

@@ -22,14 +22,7 @@ from hivemind.utils.multiaddr import Multiaddr  # type: ignore[import-untyped]
 
 from isthmus.core.types import UserError
 from isthmus.transport.base import TransportError
-from isthmus.transport.hivemind.node_settings import (
-    NodeSettings,
-    PortInUse,
-    check_ports,
-    check_settings,
-    explain,
-    lock_identity,
-)
+from isthmus.transport.hivemind.node_settings import NodeSettings, PortInUse, check_ports, explain, lock_identity
 from isthmus.transport.hivemind.trusted_p2p import TrustedP2P
 
 Result = TypeVar("Result")
@@ -49,14 +42,9 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class Node:
-    """A peer of the swarm: its daemon, its DHT and its event loop.
-
-    Args:
-        settings: of this peer.
-    """
+    """A peer of the swarm: its daemon, its DHT and its event loop."""
 
     def __init__(self, settings: NodeSettings) -> None:
-        check_settings(settings)
         self.settings = settings
         self.peer_id = ""
         self.dht: Any = None  # hivemind's DHTNode

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not see that the other one streams)
@@ -41,14 +42,7 @@ class MatchedWorkers:
 
 
 class Matchmaker:
-    """Matches this worker with the other workers of a run, again and again.
-
-    Args:
-        node: a connected node.
-        presence: knows who is alive.
-        run: name of the run; workers of others are not matched.
-        name: of this worker.
-    """
+    """Matches this worker with the other workers of a run, again and again; those of other runs do not count."""
 
     def __init__(self, node: Node, presence: Presence, run: str, name: str) -> None:
         self._node, self._presence, self._run, self._name = node, presence, run, name
@@ -81,18 +75,15 @@ class Matchmaker:
         Raises:
             TransportError: no majority of those alive came in time.
         """
-        message, start, records = (
-            _dump(self._name, info),
-            asyncio.get_running_loop().time(),
-            dict[str, PresenceRecord](),
-        )
+        message, start = _dump(self._name, info), asyncio.get_running_loop().time()
+        records = dict[str, PresenceRecord]()
         while not (records and _seconds_since(start) > wait_seconds):
             records, _ = await self._presence.find_alive({self._node.peer_id})
             # the DHT takes only records that expire later than the one before, so each attempt does
             self._expires = max(get_dht_time() + wait_seconds, self._expires + 2 * _TICK_SECONDS)
             look = asyncio.ensure_future(self._matchmaking.look_for_group(_StepControl(message, self._expires)))
             try:
-                records = await self._watch(look, start, wait_seconds, grace_seconds)
+                records = await self._watch(look, start, wait_seconds, grace_seconds) or records
                 if look.done() and look.result() is not None:
                     return self._check(look.result())
             finally:
@@ -100,6 +91,8 @@ class Matchmaker:
                 with suppress(asyncio.CancelledError, Exception):
                     await look
         missing = sorted(record.name for peer_id, record in records.items() if peer_id != self._node.peer_id)
+        if not missing:
+            raise TransportError(f"no rendezvous within {wait_seconds:g} s: this worker saw no other one")
         raise TransportError(
             f"no majority of the workers came within {wait_seconds:g} s: waited for {', '.join(missing)}"
         )
@@ -161,11 +154,11 @@ class _StepControl:
     """Stands in for hivemind's `StepControl`, which lives in shared memory, before its matchmaking."""
 
     data_for_gather: bytes
-    deadline: float  # DHT time
+    scheduled_time: float  # DHT time
 
     @property
-    def scheduled_time(self) -> float:
-        return self.deadline
+    def deadline(self) -> float:
+        return self.scheduled_time
 
     def get_timeout(self) -> float:
         return max(0.0, self.deadline - float(get_dht_time()))
@@ -196,7 +189,7 @@ class _DHT:
 class _JoinService(ServicerBase):  # type: ignore[misc]
     """Serves the workers that ask to follow this one."""
 
-    def __init__(self, matchmaking: Any, admits: Any) -> None:
+    def __init__(self, matchmaking: Any, admits: Callable[[str, bytes], bool]) -> None:
         self._matchmaking, self._admits = matchmaking, admits
 
     async def rpc_join_group(

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import hashlib
-from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 from typing_extensions import override
 
@@ -35,19 +32,8 @@ class HivemindMembership(Membership):
     A worker is known by its peer id, the hash of a key that stays in the run's folder: it is the same after a restart,
     and cannot be forged. The first worker, or `isthmus dht`, starts without initial peers.
 
-    Args:
-        name: of this worker, unique in the run.
-        run: name of the run; others may use the same swarm.
-        identity: file of this worker's key; made where there is none.
-        initial_peers: multiaddrs of some peers, as `isthmus dht` prints them; one that answers is enough.
-        allowed_peers: peer ids that may take part; None: whoever knows an address and the run.
-        listen: multiaddrs to listen on.
-        announce: multiaddrs under which the others can reach this worker, where it cannot find out by itself.
-        relay: behind a NAT or a firewall: be reached through the other peers.
-        sync_budget_seconds: bound on one collective; heartbeats follow from it.
-        grace_seconds: after it, a majority goes on without those who are alive but do not come.
-        connect_seconds: how long to look for the initial peers.
-        rank_in_worker: of this process: the first one is the worker to the others, and finds them.
+    The sync budget is the bound on one collective; heartbeats follow from it. After `grace_seconds` a majority goes on
+    without those who are alive but do not come. The first rank is the worker to the others, and finds them.
 
     Raises:
         UserError: `grace_seconds` is no time.
@@ -59,27 +45,19 @@ class HivemindMembership(Membership):
         self,
         name: str,
         run: str,
-        identity: str | Path,
-        initial_peers: Sequence[str] = (),
-        allowed_peers: Sequence[str] | None = None,
-        listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
-        announce: Sequence[str] = (),
-        relay: bool = False,
+        settings: NodeSettings,
         sync_budget_seconds: float = 60.0,
         grace_seconds: float = 30.0,
         connect_seconds: float = 60.0,
         rank_in_worker: int = 0,
     ) -> None:
         check_grace(grace_seconds)
-        allowed = None if allowed_peers is None else frozenset(allowed_peers)
-        self.settings = NodeSettings(
-            Path(identity), tuple(initial_peers), tuple(listen), tuple(announce), allowed, relay
-        )
+        self.settings = settings
         self.sync_budget_seconds, self.grace_seconds = sync_budget_seconds, grace_seconds
         self.name, self._connect_seconds = name, connect_seconds
         self._run = f"isthmus-{hashlib.blake2b(run.encode(), digest_size=8).hexdigest()}"
         self._protocol = f"{self._run}/{frames.PAYLOAD_BYTES}"
-        self._node = Node(self.settings)
+        self._node = Node(settings)
         self._presence = Presence(self._node, self._run, name)
         self._matchmaker = Matchmaker(self._node, self._presence, self._run, name)
         self._rank_in_worker = rank_in_worker
@@ -129,7 +107,7 @@ class HivemindMembership(Membership):
             raise TransportError("that rendezvous is over: come to another one")
         if len(names) > 1:
             self._node.call(self._connect(bytes.fromhex(rendezvous.id), names, peer_ids))
-        return Libp2pPeers(self._connections, names.index(self.name), weights, self._call)
+        return Libp2pPeers(self._connections, names.index(self.name), weights, self._node.call)
 
     def _contact_of(self, name: str, info: MemberInfo) -> str:
         """Return the peer id of the rank of a worker that is this one's peer."""
@@ -153,9 +131,6 @@ class HivemindMembership(Membership):
         with suppress(TransportError, TimeoutError):
             self._node.call(self._withdraw())
         self._node.stop()
-
-    def _call(self, work: Coroutine[Any, Any, None]) -> None:
-        self._node.call(work)
 
     async def _announce(self) -> None:
         if self._rank_in_worker > 0:

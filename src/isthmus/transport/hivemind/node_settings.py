@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -18,52 +18,43 @@ from isthmus.core.types import UserError
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """The addresses, keys and peers of a node."""
+    """The addresses, keys and peers of a node.
+
+    Raises:
+        UserError: an address or a peer id cannot be one.
+    """
 
     identity_path: Path  # the key behind the peer id; made where there is none
-    initial_peers: tuple[str, ...] = ()  # multiaddrs with /p2p/<peer id>; none: this is the first
-    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)  # multiaddrs
-    announce: tuple[str, ...] = ()  # multiaddrs under which the others reach this node; none: where it listens
-    allowed_peers: frozenset[str] | None = None  # peer ids; None: everybody
+    initial_peers: Sequence[str] = ()  # multiaddrs with /p2p/<peer id>; none: this is the first
+    listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",)  # multiaddrs
+    announce: Sequence[str] = ()  # multiaddrs under which the others reach this node; none: where it listens
+    allowed_peers: Collection[str] | None = None  # peer ids; None: everybody
     relay: bool = False  # behind a NAT or firewall: be reached through other peers
+
+    def __post_init__(self) -> None:
+        for address in [*self.initial_peers, *self.listen, *self.announce]:
+            try:
+                Multiaddr(address)
+            except Exception as error:
+                raise UserError(f"{address!r} is no multiaddr: write /ip4/10.0.0.1/tcp/4001/p2p/Qm..., say") from error
+        for address in self.initial_peers:
+            if not _is_peer_id(address.rpartition("/p2p/")[2]):
+                raise UserError(f"initial peer {address} lacks its peer id: copy the line that isthmus dht prints")
+        for peer_id in self.allowed_peers or ():
+            if not _is_peer_id(peer_id):
+                raise UserError(f"allowed peer {peer_id!r} is no peer id: it looks like QmaLzwZ... or 12D3Koo...")
 
     def trusts(self, peer_id: str) -> bool:
         """Return whether a peer may speak to this one at all: it may take part, or is an initial peer."""
-        return self.admits(peer_id) or peer_id in self.initial_ids
+        return self.admits(peer_id) or any(address.endswith(f"/p2p/{peer_id}") for address in self.initial_peers)
 
     def admits(self, peer_id: str) -> bool:
         """Return whether a peer may take part in a sync."""
         return self.allowed_peers is None or peer_id in self.allowed_peers
 
-    @property
-    def initial_ids(self) -> frozenset[str]:
-        """The peer ids of the initial peers."""
-        return frozenset(address.rsplit("/p2p/", 1)[-1] for address in self.initial_peers)
-
 
 class PortInUse(UserError):
     """A port is in use, perhaps only until the daemon of a killed worker is gone."""
-
-
-def check_settings(settings: NodeSettings) -> None:
-    """Raise a `UserError` about an address or a peer id that cannot be one."""
-    addresses = [*settings.initial_peers, *settings.listen, *settings.announce]
-    check_addresses(addresses, settings.initial_peers, settings.allowed_peers or ())
-
-
-def check_addresses(addresses: Iterable[str], initial_peers: Iterable[str], allowed_peers: Iterable[str]) -> None:
-    """Raise a `UserError` about an address or a peer id that cannot be one."""
-    for address in addresses:
-        try:
-            Multiaddr(address)
-        except Exception as error:
-            raise UserError(f"{address!r} is no multiaddr: write /ip4/10.0.0.1/tcp/4001/p2p/Qm..., say") from error
-    for address in initial_peers:
-        if not _is_peer_id(address.rpartition("/p2p/")[2]):
-            raise UserError(f"initial peer {address} lacks its peer id: copy the line that isthmus dht prints")
-    for peer_id in allowed_peers:
-        if not _is_peer_id(peer_id):
-            raise UserError(f"allowed peer {peer_id!r} is no peer id: it looks like QmaLzwZ... or 12D3Koo...")
 
 
 def _is_peer_id(text: str) -> bool:

@@ -25,13 +25,7 @@ class PresenceRecord:
 
 
 class Presence:
-    """Keeps this worker's record in the DHT, and reads the others'.
-
-    Args:
-        node: a connected node.
-        run: key of the records: workers of other runs do not show.
-        name: of this worker.
-    """
+    """Keeps this worker's record in the DHT, and reads the others'; workers of other runs do not show."""
 
     def __init__(self, node: Node, run: str, name: str) -> None:
         self._node, self._key, self._name = node, f"{run}-presence", name
@@ -82,9 +76,7 @@ class Presence:
     async def _find_silent(self, records: dict[str, PresenceRecord]) -> set[str]:
         asked = [peer_id for peer_id, record in records.items() if self._silent.get(peer_id) != record]
         answers = await asyncio.gather(*map(self._node.ping, asked))
-        self._silent |= {
-            peer_id: records[peer_id] for peer_id, answer in zip(asked, answers, strict=True) if not answer
-        }
+        self._silent |= {peer_id: records[peer_id] for peer_id, alive in zip(asked, answers, strict=True) if not alive}
         return {peer_id for peer_id, record in records.items() if self._silent.get(peer_id) == record}
 
     async def _others(self) -> dict[str, PresenceRecord]:

@@ -32,17 +32,11 @@ class HivemindTransport(ElasticTransport):
         listen: multiaddrs to listen on.
         announce: multiaddrs as the others see them; empty: those listened on.
         relay: let peers behind NAT be reached through others.
-        min_workers: with fewer nobody commits; None: more than half of `expected_workers`, so that the halves of a cut
-            network cannot both go on.
-        weighting: each worker's share in the mean.
-        sync_budget_seconds: bound on one attempt at a sync; all other timeouts follow from it.
         grace_seconds: how long a majority that has come to a sync waits for the others that are alive.
         host: how the other workers reach this machine, to catch up; None: the address from which it reaches the
             first initial peer.
-        shared_config: what all workers must share.
-        expected_workers: how many a new run waits for.
-        replicated_state: what moves with the commits.
-        ranks_per_worker: one, or as many as the mesh of a worker has.
+
+    The other options are those of every `ElasticTransport`.
     """
 
     PRIVATE_OPTIONS = frozenset({"host", "initial_peers", "identity_folder", "listen", "announce", "relay"})
@@ -66,25 +60,14 @@ class HivemindTransport(ElasticTransport):
         replicated_state: ReplicatedState | None = None,
         ranks_per_worker: int = 1,
     ) -> None:
-        from isthmus.transport.hivemind.membership import (
-            HivemindMembership,
-        )  # hivemind takes seconds, and may not be installed
+        # hivemind takes seconds to import, and may not be installed
+        from isthmus.transport.hivemind.membership import HivemindMembership
+        from isthmus.transport.hivemind.node_settings import NodeSettings
 
         name, rank = worker_name(ranks_per_worker), rank_in_worker(ranks_per_worker)
-        key = f"{name}-rank-{rank}.key" if rank else f"{name}.key"
-        membership = HivemindMembership(
-            name,
-            run,
-            Path(identity_folder or "runs/identity") / key,
-            initial_peers,
-            allowed_peers,
-            listen,
-            announce,
-            relay,
-            sync_budget_seconds,
-            grace_seconds,
-            rank_in_worker=rank,
-        )
+        identity = Path(identity_folder or "runs/identity") / (f"{name}-rank-{rank}.key" if rank else f"{name}.key")
+        settings = NodeSettings(identity, initial_peers, listen, announce, allowed_peers, relay)
+        membership = HivemindMembership(name, run, settings, sync_budget_seconds, grace_seconds, rank_in_worker=rank)
         super().__init__(
             membership,
             shared_config=shared_config,
@@ -113,10 +96,10 @@ class HivemindTransport(ElasticTransport):
     @override
     @classmethod
     def check(cls, options: Mapping[str, Any]) -> Iterator[Finding]:
-        from isthmus.transport.hivemind.node_settings import check_addresses, check_ports
+        from isthmus.transport.hivemind.node_settings import NodeSettings, check_ports
 
         peers = options["initial_peers"]
-        check_addresses([*peers, *options["listen"], *options["announce"]], peers, options["allowed_peers"] or ())
+        NodeSettings(Path(), peers, options["listen"], options["announce"], options["allowed_peers"])
         check_ports(options["listen"])
         if not peers and worker_number() > 0:
             advice = "start isthmus dht, and give its address in outer.transport.initial_peers"

@@ -27,18 +27,12 @@ class TorchFTTransport(ElasticTransport):
 
     Args:
         lighthouse: its address, host:port, as `isthmus lighthouse` prints it; `isthmus launch` starts one of its own.
-        min_workers: with fewer nobody commits; None: more than half of `expected_workers`, so that the halves of a cut
-            network cannot both go on.
-        weighting: each worker's share in the mean.
-        sync_budget_seconds: bound on one attempt at a sync; all other timeouts follow from it.
         grace_seconds: how long a majority that has come to a sync waits for the others that are alive. It is the
             lighthouse that waits: this one is for the lighthouse that `isthmus launch` starts, and one of your own goes
             by `isthmus lighthouse --grace-seconds`.
         host: how the other workers reach this machine; None: the address from which it reaches the lighthouse.
-        shared_config: what all workers must share.
-        expected_workers: how many a new run waits for.
-        replicated_state: what moves with the commits.
-        ranks_per_worker: one, or as many as the mesh of a worker has.
+
+    The other options are those of every `ElasticTransport`.
     """
 
     PRIVATE_OPTIONS = frozenset({"host", "lighthouse"})
