@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -13,20 +14,14 @@ from isthmus.core.types import WorkerGroup
 from isthmus.transport.base import TransportError
 from isthmus.transport.peers import BufferPeers
 from isthmus.transport.send_recv import SendRecv
-from isthmus.transport.single_rank import SINGLE_RANK
 from isthmus.transport.watched_group import NOT_JOINED, WatchedGroup, Works
+from isthmus.transport.worker_group import SINGLE_RANK
 
 
 class GroupPeers(BufferPeers):
-    """The peers of one sync over one process group.
+    """The peers of one sync over one process group, or none where this worker is alone.
 
-    Args:
-        group: whose collectives move the bytes; None where this worker is alone.
-        rank: of this worker among the peers.
-        weights: each worker's share of the mean.
-        name: of the sync, for error messages.
-        device: where the group's backend wants its buffers.
-        worker_group: the process group of this worker's own ranks.
+    `name` is that of the sync, for error messages; `device` is where the group's backend wants its buffers.
     """
 
     def __init__(
@@ -62,16 +57,8 @@ class GroupPeers(BufferPeers):
         if self._device.type == "cpu":
             self._send_recv("all_to_all", torch.split(parts, sizes), result)
         else:
-            self._run(
-                "all_to_all",
-                lambda group: [
-                    _work(
-                        dist.all_to_all_single(
-                            result.view(-1), parts, [size] * self.size, sizes, group=group, async_op=True
-                        )
-                    )
-                ],
-            )
+            start = partial(dist.all_to_all_single, result.view(-1), parts, [size] * self.size, sizes, async_op=True)
+            self._run("all_to_all", lambda group: [_work(start(group=group))])
         return result.view(-1).to(buffer.device)
 
     def _send_recv(self, kind: str, outgoing: Sequence[torch.Tensor], incoming: torch.Tensor) -> None:

@@ -37,12 +37,8 @@ class Heartbeat:
     Silence is counted in rounds and looks that this rank itself completed, not in seconds: a pause of its own
     (a long call that holds the interpreter, a suspended machine) must not look like the death of all others.
 
-    Args:
-        store: a connection that nothing else uses, so that bulk traffic cannot delay a beat.
-        rank: this one.
-        num_ranks: of the world.
-        store_rank: the one whose death takes the store with it; None where it lives elsewhere (torchrun's agent).
-        interval_seconds: between two beats, and between two calls of `look`.
+    The connection to the store is used by nothing else, so that bulk traffic cannot delay a beat. The death of the rank
+    `store_rank` takes the store with it; None: it lives elsewhere (torchrun's agent).
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from isthmus.transport.base import ElasticPart, PeerLost, Replica, TransportErro
 from isthmus.transport.configured import ConfiguredTransport
 from isthmus.transport.link_model import LinkModel, PerLink
 from isthmus.transport.peers import BufferPeers, name_workers, vote
-from isthmus.transport.single_rank import SINGLE_RANK
+from isthmus.transport.worker_group import SINGLE_RANK
 
 Result = TypeVar("Result")
 

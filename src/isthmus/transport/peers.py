@@ -10,8 +10,8 @@ import torch
 
 from isthmus.core.types import Peers, Tensors, WorkerGroup
 from isthmus.transport.base import Drift
-from isthmus.transport.single_rank import SINGLE_RANK
 from isthmus.transport.wire import each_from_buffer, from_buffer, num_bytes, to_buffer
+from isthmus.transport.worker_group import SINGLE_RANK
 
 _VOTE_BYTES = 9  # one for yes or no, eight of the anchors' hash
 

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import socket
-from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -20,14 +19,6 @@ from isthmus.transport.rank_layout import RankLayout
 from isthmus.transport.readable import readable_message
 
 _num_stores = itertools.count()
-
-
-@dataclass(frozen=True)
-class RankInfo:
-    """The facts that a rank tells the others when it joins."""
-
-    host: str
-    shared_config: dict[str, str]
 
 
 def find_world() -> tuple[int, int]:
@@ -85,18 +76,18 @@ def open_store() -> tuple[Store, int | None]:
 
 def exchange_rank_info(
     store: Store, rank: int, layout: RankLayout, shared_config: dict[str, str], timeout_seconds: float
-) -> list[RankInfo]:
-    """Tell the others this rank's info, and return that of all ranks in rank order.
+) -> list[tuple[str, dict[str, str]]]:
+    """Tell the others this rank's host and configuration, and return those of all ranks in rank order.
 
     Raises:
         PeerLost: names the ranks that did not come within the timeout.
     """
     keys = [f"rank-info/{r}" for r in range(layout.size)]
-    store.set(keys[rank], json.dumps(asdict(RankInfo(socket.gethostname(), shared_config))))
+    store.set(keys[rank], json.dumps([socket.gethostname(), shared_config]))
     try:
         store.wait(keys, timedelta(seconds=timeout_seconds))
     except RuntimeError as error:
         missing = [r for r, key in enumerate(keys) if not store.check([key])]
         names = ", ".join(map(layout.name, missing))
         raise PeerLost(missing, f"{names} did not join within {timeout_seconds:g} s") from error
-    return [RankInfo(**json.loads(value)) for value in store.multi_get(keys)]
+    return [tuple(json.loads(value)) for value in store.multi_get(keys)]

@@ -26,9 +26,8 @@ from isthmus.transport.peers import vote
 from isthmus.transport.rank_layout import RankLayout
 from isthmus.transport.rendezvous import exchange_rank_info, find_world, initialise, open_store
 from isthmus.transport.shared_config import check_shared_configs
-from isthmus.transport.single_rank import SINGLE_RANK
-from isthmus.transport.watched_group import NOT_JOINED, Backend, WatchedGroup, leak
-from isthmus.transport.worker_group import GlooWorkerGroup
+from isthmus.transport.watched_group import NOT_JOINED, Backend, WatchedGroup
+from isthmus.transport.worker_group import SINGLE_RANK, GlooWorkerGroup
 
 JOIN_BUDGETS = 10  # clusters do not start at the same moment: workers wait this many sync budgets for one another
 _WORKER_BUDGETS = 10  # a rank may wait for others of its worker, whose messages take them several collectives
@@ -136,7 +135,7 @@ class TorchDist(ConfiguredTransport):
             group, self._group = self._group, None
             self.worker_group.close()
             if group is not None:
-                group.close(dist.destroy_process_group, LINGER_SECONDS)
+                group.close(LINGER_SECONDS)
 
     def now(self) -> float:
         """Return the seconds of this machine's monotonic clock."""
@@ -149,25 +148,20 @@ class TorchDist(ConfiguredTransport):
         store, store_rank = open_store()
         budget_seconds = self.sync_budget_seconds
         heartbeat = Heartbeat(store, rank, layout.size, store_rank, self._interval)
-        watch = partial(WatchedGroup, heartbeat, patience_seconds=min(30.0, budget_seconds / 3), abandon=leak)
+        watch = partial(WatchedGroup, heartbeat, patience_seconds=min(30.0, budget_seconds / 3))
         self._group = watch(budget_seconds, backend=self.backend, members=layout.peers_of(rank))
         infos = exchange_rank_info(store, rank, layout, self.shared_config, JOIN_BUDGETS * budget_seconds)
-        heartbeat.start([layout.name(r, info.host) for r, info in enumerate(infos)])
+        heartbeat.start([layout.name(r, host) for r, (host, _) in enumerate(infos)])
         names = [layout.name(r) for r in range(layout.size)] if layout.per_worker > 1 else None
-        check_shared_configs([info.shared_config for info in infos], names)
+        check_shared_configs([shared_config for _, shared_config in infos], names)
         everybodys_peers = [layout.peers_of(r) for r in range(layout.per_worker)]
         self._group.connect(partial(make_own_group, everybodys_peers, rank, self.backend, budget_seconds))
         if layout.per_worker > 1:
             worker_seconds = _WORKER_BUDGETS * budget_seconds
-            group = watch(worker_seconds, backend="gloo", members=layout.of_worker(rank), kind="worker")
+            group = watch(worker_seconds, members=layout.of_worker(rank), kind="worker")
             workers = [layout.of_worker(r) for r in range(0, layout.size, layout.per_worker)]
             group.connect(partial(make_own_group, workers, rank, "gloo", worker_seconds))
-            self.worker_group = GlooWorkerGroup(
-                rank % layout.per_worker,
-                layout.per_worker,
-                group,
-                close=partial(group.disconnect, dist.destroy_process_group),
-            )
+            self.worker_group = GlooWorkerGroup(rank % layout.per_worker, layout.per_worker, group, group.disconnect)
 
 
 def make_own_group(groups: list[range], rank: int, backend: Backend, budget_seconds: float) -> dist.ProcessGroup:

@@ -55,14 +55,9 @@ class AbandonedGroups:
 class WatchedGroup:
     """A process group whose collectives watch all ranks' heartbeats, and take no longer than the sync budget.
 
-    Args:
-        heartbeat: of all ranks; whoever is lost, member or not, ends what runs here.
-        sync_budget_seconds: bound on one collective.
-        patience_seconds: how long a rank may be silent.
-        backend: of the group.
-        abandon: what becomes of the group when a rank is lost.
-        members: ranks in the group; None: all.
-        kind: names the groups of all ranks that make the same collectives.
+    Whoever of the heartbeats' ranks is lost, member or not, ends what runs here; nobody may be silent for longer than
+    the patience. `abandon` says what becomes of the group then, `free` what else to do with one in which nothing is
+    stuck. `kind` names the groups of all ranks that make the same collectives.
     """
 
     def __init__(
@@ -70,8 +65,9 @@ class WatchedGroup:
         heartbeat: Heartbeat,
         sync_budget_seconds: float,
         patience_seconds: float,
-        backend: Backend,
-        abandon: Abandon,
+        backend: Backend = "gloo",
+        abandon: Abandon = leak,
+        free: Callable[[dist.ProcessGroup], None] = dist.destroy_process_group,
         members: Sequence[int] | None = None,
         kind: str = "peers",
     ) -> None:
@@ -81,7 +77,7 @@ class WatchedGroup:
         self._interval = heartbeat.interval_seconds
         self._patience_rounds = int(patience_seconds / self._interval)
         self._backend = backend
-        self._abandon = abandon
+        self._abandon, self._free = abandon, free
         self.members = range(heartbeat.num_ranks) if members is None else members
         self._kind = kind
         self._group: dist.ProcessGroup | None = None
@@ -115,7 +111,7 @@ class WatchedGroup:
             while works:
                 done = self._done(works[0])
                 works = works[1:] if done else works
-                verdict = None if done else self._look(self._patience_rounds)
+                verdict = None if done else self._heartbeat.look(self._patience_rounds, self.members)
                 if works and verdict is None and time.monotonic() > deadline:
                     verdict = self._out_of_time()
                 if verdict is not None:
@@ -127,25 +123,20 @@ class WatchedGroup:
         """Wait a few heartbeats, and return the ranks that sent none."""
         for _ in range(2 * _CONFIRM_ROUNDS):
             time.sleep(self._interval)
-            verdict = self._look(_CONFIRM_ROUNDS)
+            verdict = self._heartbeat.look(_CONFIRM_ROUNDS, self.members)
             if verdict is not None:
                 return verdict
         return None
 
-    def disconnect(self, free: Callable[[dist.ProcessGroup], None]) -> None:
-        """Let go of the group; `free` is what else to do with one in which nothing is stuck."""
+    def disconnect(self) -> None:
+        """Let go of the group."""
         group, self._group = self._group, None
         if group is not None:
-            free(group)
+            self._free(group)
 
-    def close(self, free: Callable[[dist.ProcessGroup], None], linger_seconds: float) -> None:
-        """Let go of the group, and tell the others that this rank leaves.
-
-        Args:
-            free: see `disconnect`.
-            linger_seconds: how long the holder of the heartbeats' store waits for the others to leave.
-        """
-        self.disconnect(free)
+    def close(self, linger_seconds: float) -> None:
+        """Let go of the group, and tell the others that this rank leaves; see `Heartbeat.leave`."""
+        self.disconnect()
         self._heartbeat.leave(linger_seconds)
 
     def _done(self, work: dist.Work | SendRecv) -> bool:
@@ -161,22 +152,20 @@ class WatchedGroup:
             return work.is_completed() and work.wait()
 
     def _out_of_time(self) -> Verdict:
-        verdict = self._look(_CONFIRM_ROUNDS) or self._late() or Verdict([], "though all are alive and take part")
+        verdict = self._heartbeat.look(_CONFIRM_ROUNDS, self.members) or self._late()
+        verdict = verdict or Verdict([], "though all are alive and take part")
         advice = "if this is their usual pace, raise sync_budget_seconds or send less"
         return Verdict(verdict.ranks, f"not done in {self.sync_budget_seconds:g} s, {verdict.reason}; {advice}")
-
-    def _look(self, patience_rounds: int) -> Verdict | None:
-        return self._heartbeat.look(patience_rounds, self.members)
 
     def _late(self) -> Verdict | None:
         return self._heartbeat.late(self._kind, self.members)
 
     def _find_culprit(self, error: RuntimeError) -> Verdict:
         """Judge why a connection broke."""
-        verdict = self.find_lost()
-        if verdict is not None:
-            return Verdict(verdict.ranks, f"{verdict.reason} ({readable_message(error)})")
-        return self._late() or Verdict([], f"a connection broke, though all are alive ({readable_message(error)})")
+        lost, message = self.find_lost(), readable_message(error)
+        if lost is not None:
+            return Verdict(lost.ranks, f"{lost.reason} ({message})")
+        return self._late() or Verdict([], f"a connection broke, though all are alive ({message})")
 
     def _give_up(self, what: str, verdict: Verdict, stuck: Sequence[dist.Work | SendRecv] = ()) -> PeerLost:
         """Remember the loss, tell the others, and let go of the stuck collective."""

@@ -12,15 +12,31 @@ from isthmus.transport.watched_group import WatchedGroup
 from isthmus.transport.wire import all_gather_object, each_from_buffer, to_buffer
 
 
-class GlooWorkerGroup:
-    """The ranks of a worker that has several, connected by gloo; all of them make the same calls in the same order.
+class SingleRank:
+    """The only rank of its worker; see `isthmus.core.types.WorkerGroup`."""
 
-    Args:
-        rank: of this process in the worker.
-        size: the number of ranks.
-        group: connects them.
-        close: lets go of them.
-    """
+    rank, size = 0, 1
+
+    def all_gather(self, tensors: Tensors) -> list[Tensors]:
+        """Return this rank's own tensors."""
+        return [tensors]
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return this rank's own value."""
+        return [value]
+
+    def check(self) -> None:
+        """Do nothing: no other rank can be lost."""
+
+    def close(self) -> None:
+        """Do nothing: no other rank is connected."""
+
+
+SINGLE_RANK = SingleRank()
+
+
+class GlooWorkerGroup:
+    """The ranks of a worker that has several, connected by gloo; all of them make the same calls in the same order."""
 
     def __init__(self, rank: int, size: int, group: WatchedGroup, close: Callable[[], None]) -> None:
         self.rank, self.size, self.close, self._group = rank, size, close, group

@@ -9,7 +9,7 @@ from isthmus.transport.base import Drift, RankLost, TransportError
 from isthmus.transport.elastic import rank_consensus as consensus
 from isthmus.transport.elastic.membership import Rendezvous
 from isthmus.transport.elastic.rank_consensus import VoteResult
-from isthmus.transport.single_rank import SINGLE_RANK, SingleRank
+from isthmus.transport.worker_group import SINGLE_RANK, SingleRank
 
 RENDEZVOUS = Rendezvous("m", {"w0": {"version": 1}})
 

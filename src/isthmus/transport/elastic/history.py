@@ -12,11 +12,7 @@ from isthmus.transport.elastic.membership import Rendezvous
 
 
 class CommitHistory:
-    """How many commits this worker's state holds, which they were, who was in them, and what moved with them.
-
-    Args:
-        replicated_state: moves with the commits; None where nothing does.
-    """
+    """How many commits this worker's state holds, which they were, who was in them, and what moved with them."""
 
     def __init__(self, replicated_state: ReplicatedState | None) -> None:
         self.replicated_state = replicated_state
@@ -25,14 +21,7 @@ class CommitHistory:
         self._contributed: dict[str, int] = {}  # by worker: the last sync that its pseudo-gradient was in
 
     def append(self, outer_step: int, rendezvous: Rendezvous, names: list[str], weights: list[float]) -> None:
-        """Take note of a commit.
-
-        Args:
-            outer_step: number of the sync.
-            rendezvous: at which its workers found one another.
-            names: of the workers that took part.
-            weights: of each in the mean.
-        """
+        """Take note of a commit: its rendezvous, the workers that took part, and the weight of each in the mean."""
         contributors = [name for name, weight in zip(names, weights, strict=True) if weight > 0]
         self.chain = extend_chain(self.chain, outer_step, rendezvous.id, names)
         self.version += 1

@@ -19,7 +19,7 @@ from isthmus.transport.elastic.election import leaders
 from isthmus.transport.elastic.history import CommitHistory
 from isthmus.transport.elastic.membership import MemberInfo, Membership, Rendezvous
 from isthmus.transport.shared_config import check_shared_configs
-from isthmus.transport.single_rank import SINGLE_RANK
+from isthmus.transport.worker_group import SINGLE_RANK
 
 _LOGGER = logging.getLogger(__name__)
 JOIN_BUDGETS = 10  # clusters do not start at the same moment: a new run waits this long for all its workers
@@ -30,13 +30,8 @@ _MIN_STATE_BYTES_PER_SECOND = 1e6  # a state that arrives more slowly is given u
 class ElasticMember(ElasticPart):
     """A worker among others that come and go; see `ElasticPart` for what the outer loop asks of it.
 
-    Args:
-        membership: finds the workers.
-        history: of the commits behind this worker's state.
-        shared_config: a flat configuration that all workers must share; only who has it is handed a state.
-        min_workers: with fewer nobody commits.
-        expected_workers: how many a new run waits for.
-        sync_budget_seconds: bound on one attempt at a sync.
+    With fewer than `min_workers` nobody commits; a new run waits for `expected_workers`. Only who has the flat
+    `shared_config` is handed a state.
     """
 
     def __init__(
@@ -66,12 +61,7 @@ class ElasticMember(ElasticPart):
         self._downloaded_at = 0.0
 
     def connect(self, worker_group: WorkerGroup, state_address: str) -> None:
-        """Begin to take part.
-
-        Args:
-            worker_group: this worker's connected ranks.
-            state_address: where this rank serves its part of the state.
-        """
+        """Begin to take part with these connected ranks, of which this one serves its part of the state there."""
         self.worker_group = worker_group
         self._addresses = worker_group.all_gather_object(state_address)
         self._start_deadline = time.monotonic() + JOIN_BUDGETS * self.sync_budget_seconds

@@ -23,9 +23,6 @@ class SlowJoiners:
     the download, and from there to the rendezvous. It downloads once more, from the commit of that rendezvous on; the
     others train on, but wait with their next sync until it is done. They come to it together, and soon after it: the
     stragglers' grace is for one another.
-
-    Args:
-        max_seconds: that anybody is waited for.
     """
 
     def __init__(self, max_seconds: float) -> None:
@@ -47,12 +44,7 @@ class SlowJoiners:
             self._end = time.monotonic() + min(_SPARE * download_seconds + self._spare_seconds, self._max_seconds)
 
     def wait(self, is_serving: Callable[[], bool], stop: Event) -> None:
-        """Wait until they have caught up; not for one that has gone away.
-
-        Args:
-            is_serving: whether anybody is downloading from this worker.
-            stop: ends the wait.
-        """
+        """Wait until they have caught up, not for one that downloads nothing any more, or until told to stop."""
         quiet_since = start = time.monotonic()
         if start < self._end:
             _LOGGER.info(

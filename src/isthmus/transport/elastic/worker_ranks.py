@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from functools import partial
 
-import torch.distributed as dist
-
 from isthmus.core.types import UserError, WorkerGroup
 from isthmus.transport.base import RankLost
 from isthmus.transport.heartbeat import Heartbeat
 from isthmus.transport.rendezvous import find_world, initialise, open_store
-from isthmus.transport.single_rank import SINGLE_RANK
 from isthmus.transport.torch_dist import JOIN_BUDGETS, LINGER_SECONDS, make_own_group
-from isthmus.transport.watched_group import WatchedGroup, leak
-from isthmus.transport.worker_group import GlooWorkerGroup
+from isthmus.transport.watched_group import WatchedGroup
+from isthmus.transport.worker_group import SINGLE_RANK, GlooWorkerGroup
 
 _WORKER_BUDGETS = 2 * JOIN_BUDGETS  # the first rank may wait so long for the other workers, and the others for it
 
@@ -68,6 +65,6 @@ def connect_worker_group(ranks_per_worker: int, sync_budget_seconds: float) -> W
         raise RankLost(missing, f"{', '.join(names[other] for other in missing)} did not come within {seconds:g} s")
     heartbeat.start(names)
     budget_seconds, patience_seconds = _WORKER_BUDGETS * sync_budget_seconds, min(30.0, sync_budget_seconds / 3)
-    group = WatchedGroup(heartbeat, budget_seconds, patience_seconds, "gloo", leak, kind="worker")
+    group = WatchedGroup(heartbeat, budget_seconds, patience_seconds, kind="worker")
     group.connect(partial(make_own_group, [range(size)], rank, "gloo", budget_seconds))
-    return GlooWorkerGroup(rank, size, group, close=partial(group.close, dist.destroy_process_group, LINGER_SECONDS))
+    return GlooWorkerGroup(rank, size, group, close=partial(group.close, LINGER_SECONDS))

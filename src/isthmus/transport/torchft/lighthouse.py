@@ -62,17 +62,10 @@ def lighthouse(
 
 
 def serve_lighthouse(bind: str, min_workers: int = 1, grace_seconds: float = 10.0, host: str | None = None) -> None:
-    """Run a lighthouse until Ctrl-C or SIGTERM, and say what the workers need.
+    """Run a lighthouse as `lighthouse` does until Ctrl-C or SIGTERM, and say what the workers need.
 
-    Args:
-        bind: host:port to listen on.
-        min_workers: with fewer there is no rendezvous.
-        grace_seconds: how long those who came first wait for the others that are alive.
-        host: how the workers reach this machine; default: the address it listens on, or where that is everywhere, the
-            address of its way to the internet.
-
-    Raises:
-        UserError: see `lighthouse`.
+    They reach it at `host`; None: the address it listens on, or where that is everywhere, the address of its way to the
+    internet.
     """
     signals = {signal.SIGINT, signal.SIGTERM}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # also for the server's threads
@@ -89,12 +82,7 @@ def serve_lighthouse(bind: str, min_workers: int = 1, grace_seconds: float = 10.
 
 
 class LighthouseConnection:
-    """A worker's connection to the lighthouse, which comes back by itself when the lighthouse does.
-
-    Args:
-        address: host:port.
-        name: of this worker.
-    """
+    """A worker's connection to the lighthouse, which comes back by itself when the lighthouse does."""
 
     def __init__(self, address: str, name: str) -> None:
         self.address, self.name = address, name

@@ -179,13 +179,13 @@ class TorchFTMembership(Membership):
         if missing:
             raise TransportError(f"{', '.join(missing)} came to the rendezvous, but not to the sync")
         heartbeat.start(people)
-        self._group = WatchedGroup(
-            heartbeat, self.sync_budget_seconds, self._patience_seconds, "gloo", self._abandoned.add
-        )
+        seconds, patience_seconds = self.sync_budget_seconds, self._patience_seconds
+        abandon = self._abandoned.add
+        self._group = WatchedGroup(heartbeat, seconds, patience_seconds, abandon=abandon, free=lambda group: None)
         self._group_id, self._group_names = group_id, names
         store = PrefixStore(f"{group_id}/gloo", connection)
         # twice the budget: `WatchedGroup` watches the time itself, and knows better whom to blame
-        timeout = timedelta(seconds=2 * self.sync_budget_seconds)
+        timeout = timedelta(seconds=2 * seconds)
         make = partial(make_gloo_group, store, rank, size, self._host or "", timeout)
         self._group.connect(partial(self._calls.call, self._patience_seconds, make))
 
@@ -200,7 +200,7 @@ class TorchFTMembership(Membership):
     @override
     def disconnect_peers(self) -> None:
         if self._group is not None:
-            self._group.close(lambda group: None, linger_seconds=0)
+            self._group.close(linger_seconds=0)
         self._group, self._group_id, self._group_names = None, "", []
 
 
