@@ -164,12 +164,8 @@ def show(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = 
 
         loaded, console = load_config(config, overrides or [], workers), _console()
     print(yaml.safe_dump(dump(loaded), sort_keys=False))
-    table = Table(
-        "fragment (synced together)",
-        f"sent per sync by each of {loaded.train.workers} workers",
-        "bytes",
-        box=SIMPLE_HEAD,
-    )
+    sent = f"sent per sync by each of {loaded.train.workers} workers"
+    table = Table("fragment (synced together)", sent, "bytes", box=SIMPLE_HEAD)
     for fragment, count in sync_bytes(loaded).items():
         table.add_row(fragment, readable_bytes(count), f"{count:,}")
     console.print(table)
@@ -262,7 +258,7 @@ def dht(
 
 
 def _report(finished_run: FinishedRun, console: Console) -> None:
-    """Table and plot of one run."""
+    """Print the table of one run, and draw its plot."""
     from isthmus.tools.plot import draw
     from isthmus.tools.report import compare, make_table
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
@@ -34,12 +34,7 @@ from isthmus.transport import TRANSPORTS
 from isthmus.transport.readable import readable_message
 
 OUTER_OPTIMIZERS = Registry(
-    "outer optimizer",
-    {
-        "sgd": "torch.optim:SGD",
-        "adam": "torch.optim:Adam",
-        "adamw": "torch.optim:AdamW",
-    },
+    "outer optimizer", {"sgd": "torch.optim:SGD", "adam": "torch.optim:Adam", "adamw": "torch.optim:AdamW"}
 )
 
 DEFAULTS = {  # what a configuration need not say, below the recipe and beside the defaults of fields
@@ -76,20 +71,13 @@ def _plain(component: type, path: str, example: str) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-def _read_model(spec: Any) -> Spec:
-    return complete(MODELS, with_size(spec), "model")
-
-
-def _read_micro_batch_size(value: Any) -> int | str | None:
-    if value is None:
-        return None
-    if value == "auto":
-        return "auto"
+def _read_micro_batch_size(value: Any) -> Any:
+    if value is None or value == "auto":
+        return value
     try:
-        size: int = convert(value, PositiveInt, "")
+        return convert(value, PositiveInt, "")
     except UserError:
         raise UserError(f"inner.micro_batch_size: should be a number, at least 1, or auto, got {value!r}") from None
-    return size
 
 
 def _read_outer_optimizer(spec: Any) -> Spec:
@@ -108,10 +96,6 @@ def _read_outer_optimizer(spec: Any) -> Spec:
 def _known_split(name: str) -> str:
     SPLITS.get(name)
     return name
-
-
-def _usable_device(name: str | None) -> str | None:
-    return Offload(name).device
 
 
 _GIVEN_TO_TRANSPORTS = ("shared_config", "expected_workers", "ranks_per_worker", "replicated_state")
@@ -147,7 +131,8 @@ class OuterConfig(Section):
     optimizer: Annotated[Spec, BeforeValidator(_read_outer_optimizer)] | None = None
     split: Annotated[str, AfterValidator(_known_split)] = "whole"
     hash_every: NonNegativeInt = 10  # syncs between two comparisons of the anchors' hash
-    offload: Annotated[str | None, AfterValidator(_usable_device)] = None  # where outer state stays; None: the model's
+    # where outer state stays between syncs; None: on the model's device
+    offload: Annotated[str | None, AfterValidator(lambda name: Offload(name).device)] = None
 
 
 class TrainConfig(Section):
@@ -175,7 +160,7 @@ class TrackConfig(Section):
 class RunConfig(Section):
     """Everything that a run depends on."""
 
-    model: Annotated[Spec, BeforeValidator(_read_model)]
+    model: Annotated[Spec, BeforeValidator(lambda spec: complete(MODELS, with_size(spec), "model"))]
     data: Annotated[Spec, BeforeValidator(lambda spec: complete(DATA, current_spec(spec), "data"))]
     inner: InnerConfig
     outer: OuterConfig
@@ -220,13 +205,10 @@ def parse(values: Mapping[str, Any]) -> RunConfig:
             raise UserError(f"{path}: unknown key, {nearest(str(first['loc'][-1]), known)}") from None
         raise UserError(sentence(path, first)) from None
     for path, value in flat(config.model_dump()).items():
-        if any(isinstance(number, float) and not math.isfinite(number) for number in _each(value)):
+        numbers = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
             raise UserError(f"{path}: should be a finite number, got {value}")
     return config
-
-
-def _each(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, list | tuple) else [value]
 
 
 def _section(path: tuple[int | str, ...]) -> type[Section]:

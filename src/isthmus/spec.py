@@ -35,10 +35,9 @@ def factory(registry: Registry, spec: Mapping[str, Any], *given: str) -> partial
 
 def describe(registry: Registry, value: Any) -> Spec:
     """Return the spec of a component that is a dataclass: the inverse of `build`."""
-    described = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
-    return {"type": registry.name_of(type(value))} | {
-        name: describe(registry, item) if is_dataclass(item) else item for name, item in described.items()
-    }
+    values = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+    described = {name: describe(registry, item) if is_dataclass(item) else item for name, item in values.items()}
+    return {"type": registry.name_of(type(value))} | described
 
 
 def complete(registry: Registry, spec: Any, path: str, given: tuple[str, ...] = ()) -> Spec:
@@ -64,11 +63,7 @@ def _read(registry: Registry, spec: Any, path: str, given: Iterable[str] = ()) -
 
 
 def read_arguments(
-    component: Any,
-    values: Mapping[str, Any],
-    path: str,
-    registry: Registry | None = None,
-    given: Iterable[str] = (),
+    component: Any, values: Mapping[str, Any], path: str, registry: Registry | None = None, given: Iterable[str] = ()
 ) -> Spec:
     """Return `values` as arguments of a class: all known, none missing, converted to their types."""
     parameters = _parameters(component, given)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import ClassVar, Protocol
 
 import torch
+from typing_extensions import override
 
 from isthmus.core.types import Peers, State, Tensors
 
@@ -31,7 +33,7 @@ class Compressor(Protocol):
 
     def message_fraction(self, state: State) -> float:
         """Return the size of the last message over that of the largest, in (0, 1], alike on all peers."""
-        ...
+        return 1.0
 
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
         """Return (weighted mean over peers, residual: the part of `local` that was not sent).
@@ -46,7 +48,7 @@ class Compressor(Protocol):
         ...
 
 
-class Codec:
+class Codec(Compressor):
     """A compressor that writes rows of `row` float32 values as rows of `row_bytes` bytes.
 
     Rows have a fixed size in bytes, so messages need no headers, sizes follow from shapes, and a mean over
@@ -86,9 +88,8 @@ class Codec:
         Tensors that fill whole rows keep rows of their own; the others are joined end to end behind them and
         padded with zeros once.
         """
-        whole, rest = _split_by_fit(tensors, self.row)
-        flat = [tensor.reshape(-1).float() for tensor in whole + rest]
-        padding = -sum(tensor.numel() for tensor in rest) % self.row
+        flat = [tensor.reshape(-1).float() for tensor in _by_fit(tensors, self.row)]
+        padding = -sum(tensor.numel() for tensor in flat) % self.row
         if padding:
             flat.append(flat[0].new_zeros(padding))
         joined = torch.cat(flat) if len(flat) > 1 else (flat[0] if flat else torch.empty(0))
@@ -96,10 +97,10 @@ class Codec:
 
     def from_rows(self, rows: torch.Tensor, like: Tensors) -> Tensors:
         """Undo `to_rows`: return float32 tensors in the shapes of `like`, which take over the memory of `rows`."""
-        whole, rest = _split_by_fit(like, self.row)
-        sizes = [tensor.numel() for tensor in whole + rest]
+        sizes = [tensor.numel() for tensor in _by_fit(like, self.row)]
         views = rows.reshape(-1)[: sum(sizes)].split_with_sizes(sizes)
-        fitting, joined = iter(views[: len(whole)]), iter(views[len(whole) :])
+        fitting = iter([view for view in views if view.numel() % self.row == 0])
+        joined = iter([view for view in views if view.numel() % self.row != 0])
         return [next(joined if tensor.numel() % self.row else fitting).view(tensor.shape) for tensor in like]
 
     def num_rows(self, like: Tensors) -> int:
@@ -110,12 +111,8 @@ class Codec:
         """Return the bytes of one encoded message of tensors with these shapes."""
         return self.num_rows(like) * self.row_bytes
 
-    def message_fraction(self, state: State) -> float:
-        """Return 1: all messages have one size."""
-        return 1.0
-
+    @override
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
-        """Return the mean over peers and this worker's residual, as every compressor does."""
         rows = self.to_rows(local)
         generator = self._generator(state, peers, rows.device)
         own = self.encode(rows, generator)
@@ -209,16 +206,11 @@ def slices(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def part_sizes(num_rows: int, weights: list[float]) -> list[int]:
     """Return how many rows each worker owns in two shots: equal parts for those of positive weight."""
     num_owners = sum(weight > 0 for weight in weights)
-    sizes, owner = [], 0
-    for weight in weights:
-        if weight > 0:
-            sizes.append(num_rows * (owner + 1) // num_owners - num_rows * owner // num_owners)
-            owner += 1
-        else:
-            sizes.append(0)
-    return sizes
+    bounds = [num_rows * owner // num_owners for owner in range(num_owners + 1)]
+    owned = iter([end - begin for begin, end in pairwise(bounds)])
+    return [next(owned) if weight > 0 else 0 for weight in weights]
 
 
-def _split_by_fit(tensors: Tensors, row: int) -> tuple[Tensors, Tensors]:
-    whole = [tensor for tensor in tensors if tensor.numel() % row == 0]
-    return whole, [tensor for tensor in tensors if tensor.numel() % row != 0]
+def _by_fit(tensors: Tensors, row: int) -> Tensors:
+    """Return the tensors that fill whole rows, then the others."""
+    return sorted(tensors, key=lambda tensor: tensor.numel() % row != 0)

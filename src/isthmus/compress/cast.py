@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from typing_extensions import override
@@ -23,11 +23,7 @@ class Cast(Codec):
     """
 
     format: Literal["float32", "bfloat16", "float16"] = "float32"
-
-    @property
-    @override
-    def row(self) -> int:
-        return 1
+    row: ClassVar[int] = 1
 
     @property
     @override

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
+from typing_extensions import override
 
 from isthmus.compress.base import Compressor
 from isthmus.core.types import Peers, State, Tensors
 
 
 @dataclass(frozen=True)
-class SharedMomentum:
+class SharedMomentum(Compressor):
     """The literal update of arXiv 2510.03371, reconstructed from its abstract and its authors' repository.
 
     With g the pseudo-gradient of this worker, m its momentum and q the part of m that its message holds::
@@ -31,14 +33,10 @@ class SharedMomentum:
 
     compressor: Compressor
     decay: float = 0.95
+    replicated: ClassVar[bool] = False  # every worker's result holds its own pseudo-gradient
 
-    @property
-    def replicated(self) -> bool:
-        """Always False: every worker's result holds its own pseudo-gradient."""
-        return False
-
+    @override
     def message_fraction(self, state: State) -> float:
-        """Return the fraction that the compressor inside sent."""
         return self.compressor.message_fraction(state.get("compressor", {}))
 
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:

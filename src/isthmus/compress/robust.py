@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from isthmus.compress.base import Codec, NotFinite, gather_parts, part_sizes, slices
+from isthmus.compress.base import Codec, Compressor, NotFinite, gather_parts, part_sizes, slices
 from isthmus.compress.cast import Cast
 from isthmus.core.types import Peers, State, Tensors, UserError
 
@@ -26,7 +26,7 @@ AddUp = Callable[[Tensors], torch.Tensor]  # norms of this owner's parts of n ve
 
 
 @dataclass(frozen=True)
-class RobustMean:
+class RobustMean(Compressor):
     """A mean that bad workers move only so far; messages of a dense codec, combined in two shots.
 
     Attributes:
@@ -44,16 +44,8 @@ class RobustMean:
                 "error_feedback goes around the robust mean, sparse and low-rank messages cannot be combined robustly"
             )
 
-    def message_fraction(self, state: State) -> float:
-        """Return 1: all messages have one size."""
-        return 1.0
-
+    @override
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
-        """Return the robust mean, and what the codec did not write of `local`.
-
-        Raises:
-            NotFinite: no message of positive weight is finite.
-        """
         rows = self.codec.to_rows(local)
         generator = self.codec._generator(state, peers, rows.device)
         own = self.codec.encode(rows, generator)

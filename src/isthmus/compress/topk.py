@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from typing_extensions import override
@@ -30,17 +31,13 @@ class TopK(Codec):
     keep: int = 64
     chunk: int = 4096
     values: Codec = field(default_factory=lambda: Quantize(bits=2, block=64, scale_bits=8))
+    sparse: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.keep <= self.chunk <= 2**24:
             raise UserError(f"topk: need 1 <= keep <= chunk <= 2**24, not keep {self.keep} and chunk {self.chunk}")
         if not isinstance(self.values, Codec) or self.keep % self.values.row:
             raise UserError(f"topk: values must be a codec whose row or block divides keep {self.keep}: {self.values}")
-
-    @property
-    @override
-    def sparse(self) -> bool:
-        return True
 
     @property
     @override

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -83,13 +84,13 @@ class SyncReport:
     outer_step: int  # number of this sync, counted over all fragments
     fragment: str
     committed: bool
-    num_peers: int
-    sent_bytes: int  # by all ranks of this worker
-    received_bytes: int
-    seconds: float  # quorum to commit, by the transport's clock
-    hidden_seconds: float  # the part of it during which this worker went on training
-    norm: float  # Euclidean norm of the mean pseudo-gradient, over all ranks of a worker; nan when refused
-    cosine: float  # between the mean and this worker's own pseudo-gradient; nan when refused
+    num_peers: int = 0
+    sent_bytes: int = 0  # by all ranks of this worker
+    received_bytes: int = 0
+    seconds: float = 0.0  # quorum to commit, by the transport's clock
+    hidden_seconds: float = 0.0  # the part of it during which this worker went on training
+    norm: float = math.nan  # Euclidean norm of the mean pseudo-gradient, over all ranks of a worker; nan when refused
+    cosine: float = math.nan  # between the mean and this worker's own pseudo-gradient; nan when refused
     message_fraction: float = 1.0  # size of the messages over that of the largest the compressor sends, in (0, 1]
     reason: str = ""  # why it was refused; empty when committed
     left_out: dict[int, str] = field(default_factory=dict)  # rank among the peers: why its contribution was not used

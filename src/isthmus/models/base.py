@@ -22,8 +22,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from isthmus.core.registry import Registry
-from isthmus.core.types import UserError
+from isthmus.core import Registry, UserError
 from isthmus.inner.step import Batch
 
 MODELS = Registry(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from isthmus.core.registry import nearest
-from isthmus.core.types import UserError
+from isthmus.core import UserError, nearest
 
 Options = dict[str, int]
 

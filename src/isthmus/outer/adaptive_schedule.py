@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from isthmus.core.schedule import SyncSchedule
-from isthmus.core.types import State
+from isthmus.core import State, SyncSchedule
 
 
 @dataclass

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 
-from isthmus.core.fragment import Fragment
-from isthmus.core.types import WorkerGroup
+from isthmus.core import Fragment, WorkerGroup
+from isthmus.transport.base import Transport
 from isthmus.transport.peers import hash_of_worker
 
 
@@ -29,9 +30,18 @@ def fingerprint(tensors: Iterable[torch.Tensor]) -> bytes:
 
 def worker_fingerprint(fragments: list[Fragment], worker_group: WorkerGroup) -> bytes:
     """8 bytes of the anchors on all ranks of this worker, which make the call together."""
-    return hash_of_worker(
-        [bytes.fromhex(theirs) for theirs in worker_group.all_gather_object(fingerprint(anchors(fragments)).hex())]
-    )
+    of_ranks = worker_group.all_gather_object(fingerprint(anchors(fragments)).hex())
+    return hash_of_worker([bytes.fromhex(theirs) for theirs in of_ranks])
+
+
+def compare_anchors(fragments: list[Fragment], transport: Transport, proposal: Any) -> None:
+    """Meet the other workers before the first step, to refuse to start from different weights.
+
+    Raises:
+        Drift: anchors that must be equal are not.
+    """
+    peers = transport.quorum(0, proposal)
+    transport.commit(peers, True, fingerprint(anchors(fragments)))
 
 
 @contextmanager

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from isthmus.compress import Compressor
-from isthmus.core.fragment import Fragment
-from isthmus.core.schedule import SyncSchedule
-from isthmus.core.types import UserError
+from isthmus.core import Fragment, SyncSchedule, UserError
 from isthmus.outer.merge import Merge, Mix
 from isthmus.transport.base import Transport
 

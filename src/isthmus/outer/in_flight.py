@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from isthmus.core.fragment import Fragment
+from isthmus.core import Fragment, State, SyncReport, Tensors
 from isthmus.core.streams import hand_over
-from isthmus.core.types import State, SyncReport, Tensors
 from isthmus.outer.offload import Offload
 
 
@@ -44,9 +43,11 @@ class Sync:
 
     @property
     def result(self) -> Outcome:
-        """The outcome; waits until it is there."""
+        """The outcome, for the calling thread's stream to use; waits until it is there."""
         assert self.outcome is not None, "the sync was not sent"
-        return self.outcome.result()
+        outcome = self.outcome.result()
+        hand_over([*outcome.mean, *outcome.message])
+        return outcome
 
     @property
     def report(self) -> SyncReport:
@@ -66,29 +67,26 @@ class Sync:
             elastic_state: what the elastic world remembers after it, as far as that is decided.
             message_fraction: of the last finished sync, for one that is undecided.
         """
-        shared = {"fragment": self.fragment, "outer_step": self.outer_step, "elastic": elastic_state}
-        if not self.arrived:
-            return shared | {"arrived": False, "mean": [], "buffers": [], "message_fraction": message_fraction}
-        outcome, fraction = self.result, self.result.report.message_fraction
-        hand_over(outcome.mean)
-        return shared | {
-            "arrived": True,
-            "mean": outcome.mean,
-            "buffers": outcome.buffers,
-            "message_fraction": fraction,
+        outcome = self.result if self.arrived else None
+        return {
+            "fragment": self.fragment,
+            "outer_step": self.outer_step,
+            "elastic": elastic_state,
+            "arrived": outcome is not None,
+            "mean": outcome.mean if outcome else [],
+            "buffers": outcome.buffers if outcome else [],
+            "message_fraction": outcome.report.message_fraction if outcome else message_fraction,
         }
 
     @classmethod
     def from_shared(cls, state: State, fragment: Fragment, now: float) -> Sync:
         """Return a sync of the others, to which this worker gave nothing; sent again unless it has arrived."""
         nothing = [torch.zeros_like(param, dtype=torch.float32) for param in fragment.params]
-        sync = cls(
-            state["fragment"], nothing, False, buffers=averaged_buffers(fragment), outer_step=state["outer_step"]
-        )
+        number, buffers = state["outer_step"], averaged_buffers(fragment)
+        sync = cls(state["fragment"], nothing, False, buffers=buffers, outer_step=number)
         if state["arrived"]:
-            parts = (state["mean"], 0.0, state["elastic"], now, sync.outer_step, state["message_fraction"])
-            outcome = without_contribution(fragment, *parts)
-            outcome.buffers, sync.outcome = state["buffers"], Future()
+            outcome = without_contribution(fragment, state["mean"], state["elastic"], number, state["message_fraction"])
+            outcome.end, outcome.buffers, sync.outcome = now, state["buffers"], Future()
             sync.outcome.set_result(outcome)
         return sync
 
@@ -116,9 +114,9 @@ class Outcome:
     mean: Tensors
     message: Tensors
     compressor_state: State
-    weight: float
-    end: float
-    elastic_state: State
+    weight: float = 0.0
+    end: float = 0.0
+    elastic_state: State = field(default_factory=dict)
     undecided: bool = False
     behind: bool = False
     relative_speed: float = 1.0
@@ -127,18 +125,13 @@ class Outcome:
 
 
 def without_contribution(
-    fragment: Fragment,
-    mean: Tensors,
-    weight: float,
-    elastic_state: State,
-    now: float,
-    step: int = -1,
-    message_fraction: float = 1.0,
+    fragment: Fragment, mean: Tensors, elastic_state: State, step: int = -1, message_fraction: float = 1.0
 ) -> Outcome:
     """Return the outcome of a sync to which this worker gave nothing; without a `mean` the others refused it."""
     reason = "" if mean else "the other workers refused this sync before this worker joined"
-    report = SyncReport(step, fragment.name, bool(mean), 0, 0, 0, 0.0, 0.0, 0.0, 0.0, message_fraction, reason)
-    return Outcome(report, mean, zeros(fragment), fragment.state, weight, now, elastic_state)
+    options: dict[str, Any] = {"message_fraction": message_fraction, "reason": reason}
+    report = SyncReport(step, fragment.name, bool(mean), norm=0.0, cosine=0.0, **options)
+    return Outcome(report, mean, zeros(fragment), fragment.state, elastic_state=elastic_state)
 
 
 def pseudo_gradient(fragment: Fragment, offload: Offload) -> Tensors:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
 from isthmus.compress.base import Compressor
-from isthmus.core.fragment import Fragment
-from isthmus.core.schedule import SyncSchedule
-from isthmus.core.streams import hand_over
-from isthmus.core.types import SyncReport
-from isthmus.outer.anchor import anchors, fingerprint, worker_fingerprint
+from isthmus.core import Fragment, State, SyncReport, SyncSchedule
+from isthmus.outer.anchor import compare_anchors, worker_fingerprint
 from isthmus.outer.communication_thread import CommunicationThread
 from isthmus.outer.compatibility import check_parts
 from isthmus.outer.dynamic_local_steps import DynamicLocalSteps
 from isthmus.outer.guard import Guard
-from isthmus.outer.in_flight import Outcome, Sync
+from isthmus.outer.in_flight import Sync
 from isthmus.outer.merge import Merge, Replace
 from isthmus.outer.offload import Offload
 from isthmus.outer.state import OuterOptimizer, OuterState
@@ -65,32 +60,31 @@ class OuterLoop:
         check_parts(fragments, schedule, compressor, transport, merge)
         self.state = OuterState(fragments, schedule, outer_optimizer, merge, offload, transport.elastic)
         self.transport, self.steps = transport, steps
-        self.replicated = compressor.replicated and merge.replicated
-        hash_every = hash_every if self.replicated else 0
-        self.exchange = Exchange(compressor, transport, guard, not merge.replicated, hash_every, offload)
+        self.exchange = Exchange(compressor, transport, guard, merge, hash_every, offload)
         self.local_steps = DynamicLocalSteps(schedule.local_steps)
         self._reports: list[SyncReport] = []
         self._thread = CommunicationThread(fragments[0].device)
         transport.join(self.state)
-        self._start()
+        try:
+            proposal = self.state.propose(len(fragments) - 1)
+            self._thread.run(partial(compare_anchors, fragments, transport, proposal))
+        except Behind:
+            self._catch_up()
+        else:
+            self.state.apply_proposals()
 
     @torch.no_grad()
     def step(self) -> list[SyncReport]:
         """Count one inner step; begin and finish the syncs that are due. Returns a report per finished sync."""
         for _ in range(self.local_steps.end_step(self.transport.now())):
-            if self._may_advance:
-                self._advance(self.state.inner_steps + 1)
-        self.local_steps.start_step(self.transport.now())
+            self._advance()
         return self._take_reports()
 
     @torch.no_grad()
     def skip(self) -> list[SyncReport]:
         """Go on to the next sync without training: this worker has nothing to train on until then."""
-        begins = False
-        while self._may_advance and not begins:
-            begins = bool(self.state.schedule.begins(self.state.inner_steps + 1))
-            self._advance(self.state.inner_steps + 1)
-        self.local_steps.start_step(self.transport.now())
+        self._advance_to_sync()
+        self._advance()
         return self._take_reports()
 
     @torch.no_grad()
@@ -105,13 +99,11 @@ class OuterLoop:
             state.phase = "finishing" if state.phase == "training" else state.phase
         while state.phase in ("finishing", "averaging"):
             due = [sync.fragment for sync in state.in_order()]
-            if not self._arrive(due):
-                continue
-            with state.lock:
-                self._finish_due(due)
-                if state.phase == "finishing":
-                    self._send(state.capture_rest())
-                state.phase = "averaging" if state.phase == "finishing" else "finished"
+            if self._arrive(due):
+                with state.lock:
+                    self._finish_due(due, [])
+                    self._send(state.capture_rest() if state.phase == "finishing" else [])
+                    state.phase = "averaging" if state.phase == "finishing" else "finished"
         reports = self._take_reports()
         if state.phase == "finished" and all(report.committed for report in reports):
             state.adopt_anchors()
@@ -129,15 +121,16 @@ class OuterLoop:
 
         Where a worker has several ranks, all of them make this call, after the same step and before `close`.
         """
-        job = partial(worker_fingerprint, self.state.fragments, self.transport.worker_group)
-        return (job() if self.transport.worker_group.size == 1 else self._thread.run(job)).hex()
+        group = self.transport.worker_group
+        job = partial(worker_fingerprint, self.state.fragments, group)
+        return (job() if group.size == 1 else self._thread.run(job)).hex()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return all that the method remembers; the model's own parameters are yours to save."""
         return self.state.state_dict()
 
     @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: State) -> None:
         """Go on from a saved state: syncs that were in flight are sent again."""
         self._arrive(sorted(self.state.in_flight))
         self._send(self.state.load_state_dict(state_dict))
@@ -146,40 +139,33 @@ class OuterLoop:
     def _may_advance(self) -> bool:
         return self.state.phase == "training" and self.state.inner_steps != self.steps
 
-    def _start(self) -> None:
-        """Refuse to start from different weights; catch up where the others have started already."""
-        try:
-            self._thread.run(self._compare_anchors)
-        except Behind:
-            self._catch_up()
-        else:
-            self.state.apply_proposals()
+    def _advance_to_sync(self) -> None:
+        while self._may_advance and not self.state.schedule.begins(self.state.inner_steps + 1):
+            self._advance()
 
-    def _compare_anchors(self) -> None:
-        peers = self.transport.quorum(0, self.state.propose(len(self.state.fragments) - 1))
-        self.transport.commit(peers, True, fingerprint(anchors(self.state.fragments)))
-
-    def _advance(self, step: int) -> None:
+    def _advance(self) -> None:
         """Take one step of the schedule. Nothing changes while this thread waits, so others can copy the state then."""
-        schedule = self.state.schedule
-        blocking, due = schedule.blocking(step), schedule.finishes(step)
-        if not (blocking or self._arrive(due)):
+        if not self._may_advance:
             return
-        with self.state.lock:
-            self.state.inner_steps = step
-            captured = [self.state.capture(index) for index in schedule.begins(step)]
-            if not blocking:
-                self._finish_due(due, captured)
-            self._send(captured)
-            if not blocking:
-                self.state.schedule.adapt(step)
-        if blocking:
+        state, step = self.state, self.state.inner_steps + 1
+        due = state.schedule.finishes(step)
+        if state.schedule.blocking(step):
+            with state.lock:
+                state.inner_steps = step
+                self._send([state.capture(index) for index in state.schedule.begins(step)])
             self._finish_blocking(due)
+        elif self._arrive(due):
+            with state.lock:
+                state.inner_steps = step
+                captured = [state.capture(index) for index in state.schedule.begins(step)]
+                self._finish_due(due, captured)
+                self._send(captured)
+                state.schedule.adapt(step)
 
     def _finish_blocking(self, due: list[int]) -> None:
         if self._arrive(due):
             with self.state.lock:
-                self._finish_due(due)
+                self._finish_due(due, [])
                 self.state.schedule.adapt(self.state.inner_steps)
 
     def _send(self, syncs: list[Sync]) -> None:
@@ -206,22 +192,19 @@ class OuterLoop:
                 return False
         return True
 
-    def _finish_due(self, indices: list[int], captured: Sequence[Sync] = ()) -> None:
-        """Finish the syncs of these fragments, which have arrived; `captured` is what is sent next."""
+    def _finish_due(self, indices: list[int], captured: list[Sync]) -> None:
+        """Finish and report the syncs of these fragments, which have arrived; `captured` is what is sent next."""
         for index in indices:
             sync = self.state.in_flight.get(index)
-            outcome = self._report(sync) if sync else self.state.empty_outcome(index, self.transport.num_workers)
+            if sync is None:
+                outcome = self.state.empty_outcome(index, self.transport.num_workers)
+            else:
+                outcome = sync.result
+                self._reports.append(sync.report)
+                if (elastic := self.transport.elastic) is not None:
+                    elastic.report_speed(self.local_steps.steps_per_second)
+                self.local_steps.adapt(outcome.relative_speed, self.state.schedule.schedule.local_steps)
             self.state.finish(index, outcome, captured)
-
-    def _report(self, sync: Sync) -> Outcome:
-        """Return the outcome of a sync that has arrived, reported."""
-        outcome = sync.result
-        hand_over([*outcome.mean, *outcome.message])
-        self._reports.append(sync.report)
-        if (elastic := self.transport.elastic) is not None:
-            elastic.report_speed(self.local_steps.steps_per_second)
-        self.local_steps.adapt(outcome.relative_speed, self.state.schedule.schedule.local_steps)
-        return outcome
 
     def _catch_up(self) -> None:
         """Take over the others' state, up to where the next sync begins."""
@@ -235,9 +218,10 @@ class OuterLoop:
         if state.phase != "training":
             return
         self._finish_blocking(sorted(state.in_flight) if state.schedule.blocking(state.inner_steps) else [])
-        while not state.schedule.begins(state.inner_steps + 1) and state.inner_steps != self.steps:
-            self._advance(state.inner_steps + 1)
+        self._advance_to_sync()
 
     def _take_reports(self) -> list[SyncReport]:
+        """Return the reports of what was finished since the last call; the next inner step begins now."""
+        self.local_steps.start_step(self.transport.now())
         reports, self._reports = self._reports, []
         return reports

@@ -12,15 +12,8 @@ from typing_extensions import override
 class Merge(Protocol):
     """A rule applied tensor by tensor when a sync is finished. All tensors of one call share one shape, float32."""
 
-    @property
-    def replicated(self) -> bool:
-        """Whether anchors stay equal on all workers."""
-        ...
-
-    @property
-    def keeps_progress(self) -> bool:
-        """Whether what was sent stays in the local parameters after `resume` (so it must not be sent again)."""
-        ...
+    replicated: ClassVar[bool]  # whether anchors stay equal on all workers
+    keeps_progress: ClassVar[bool]  # whether local parameters still hold what was sent after `resume`: send it once
 
     def outer_gradient(
         self, mean: torch.Tensor, own_then: torch.Tensor, own_now: torch.Tensor, share: float

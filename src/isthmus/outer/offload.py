@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from isthmus.core.fragment import Fragment
+from isthmus.core import Fragment, UserError
 from isthmus.core.streams import copy_to
-from isthmus.core.types import UserError
 
 Tree = TypeVar("Tree")  # a tensor, or dicts and lists of tensors and plain values
 

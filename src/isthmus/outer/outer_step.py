@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from isthmus.compress.base import is_finite
-from isthmus.core.fragment import Fragment
-from isthmus.core.types import Tensors
+from isthmus.core import Fragment, Tensors
 from isthmus.outer.in_flight import Outcome, Sync, zeros
 from isthmus.outer.merge import KeepProgress, Merge, Replace
 from isthmus.outer.offload import Offload

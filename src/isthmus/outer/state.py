@@ -6,15 +6,13 @@ import copy
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from isthmus.core.fragment import Fragment
-from isthmus.core.schedule import SyncSchedule
-from isthmus.core.types import State, Tensors
+from isthmus.core import Fragment, State, SyncSchedule, Tensors
 from isthmus.outer.adaptive_schedule import AdaptiveSchedule
 from isthmus.outer.anchor import anchors
 from isthmus.outer.former_names import with_present_names
@@ -46,15 +44,7 @@ class OuterState:
     """Fragments with their anchors, the outer optimizer, syncs in flight and counters: all that a checkpoint holds.
 
     The training thread alone changes it, and holds `lock` meanwhile, so that any other thread can copy it for a worker
-    that joins (`shared_state`).
-
-    Args:
-        fragments: the model's fragments.
-        schedule: when each of them is sent and finished.
-        outer_optimizer: makes the optimizer of all anchors.
-        merge: how the mean becomes the new anchor, and where local parameters go on from.
-        offload: where outer state stays between syncs.
-        elastic: the part of the transport that an elastic world has.
+    that joins (`shared_state`). Its arguments are those of `OuterLoop`; `elastic` is the transport's.
 
     Attributes:
         inner_steps: steps of the schedule taken.
@@ -126,7 +116,7 @@ class OuterState:
         rest = set(range(len(self.fragments))) - set(self.schedule.begins(self.inner_steps))
         return [self.capture(index) for index in sorted(rest)] if self.inner_steps else []
 
-    def finish(self, index: int, outcome: Outcome, captured: Sequence[Sync] = ()) -> None:
+    def finish(self, index: int, outcome: Outcome, captured: list[Sync]) -> None:
         """Finish a fragment's sync: take its outer step or, where it was refused, keep its progress for the next one.
 
         Args:
@@ -155,7 +145,9 @@ class OuterState:
     def empty_outcome(self, index: int, num_workers: int) -> Outcome:
         """Return the outcome of the sync before the first one: nobody had anything to send."""
         fragment = self.fragments[index]
-        return without_contribution(fragment, zeros(fragment), 1 / num_workers, self.elastic_state, now=0.0)
+        outcome = without_contribution(fragment, zeros(fragment), self.elastic_state)
+        outcome.weight = 1 / num_workers
+        return outcome
 
     def adopt_anchors(self) -> None:
         """Let the local parameters be the anchors, in all fragments."""

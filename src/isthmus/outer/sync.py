@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import torch
 
 from isthmus.compress.base import Compressor, NotFinite, is_finite
-from isthmus.core.fragment import Fragment
-from isthmus.core.types import Peers, State, SyncReport, Tensors
+from isthmus.core import Fragment, Peers, State, SyncReport, Tensors
 from isthmus.outer.anchor import fingerprint
 from isthmus.outer.guard import Guard
 from isthmus.outer.in_flight import Outcome, Sync, copy_dicts
+from isthmus.outer.merge import Merge
 from isthmus.outer.offload import Offload
 from isthmus.transport.base import Behind, Drift, Leaving, PeerLost, RankLost, Transport, TransportError
 
@@ -43,15 +43,15 @@ class Exchange:
         compressor: how the mean is taken.
         transport: who takes part.
         guard: what a contribution must be like.
-        wants_message: the merge looks at this worker's own message.
-        hash_every: syncs between two comparisons of the anchors' hash; 0: anchors are private.
+        merge: whether anchors are private, and this worker's own message is asked for.
+        hash_every: syncs between two comparisons of the anchors' hash, unless they are private; 0: never.
         offload: where outer state stays between syncs.
     """
 
     compressor: Compressor
     transport: Transport
     guard: Guard
-    wants_message: bool
+    merge: Merge
     hash_every: int
     offload: Offload
 
@@ -87,9 +87,8 @@ class Exchange:
         except TransportError as error:
             if self._is_fatal(error):
                 raise
-            outcome = self._without_quorum(
-                sync, fragment, last.compressor_state if last and undecided else state, start, error
-            )
+            state = last.compressor_state if last and undecided else state
+            outcome = self._without_quorum(sync, fragment, state, start, error)
             if undecided and not outcome.final:
                 outcome.undecided = True
                 time.sleep(_PAUSE_SECONDS)
@@ -114,7 +113,6 @@ class Exchange:
             sent_bytes=sent_bytes,
             received_bytes=received_bytes,
             seconds=end - start,
-            hidden_seconds=0.0,
             norm=average.norm if committed else math.nan,
             cosine=average.cosine if committed else math.nan,
             message_fraction=message_fraction,
@@ -122,10 +120,11 @@ class Exchange:
             left_out=average.left_out,
         )
         message = average.local
-        if committed and self.wants_message:
+        if committed and not self.merge.replicated:
             message = [mine - rest for mine, rest in zip(average.local, average.residual, strict=True)]
         mean, buffers = (average.mean, average.buffers) if committed else ([], [])
-        outcome = Outcome(report, mean, message, state, peers.weights[peers.rank], end, {}, undecided, buffers=buffers)
+        weight = peers.weights[peers.rank]
+        outcome = Outcome(report, mean, message, state, weight, end, undecided=undecided, buffers=buffers)
         return self._with_elastic_state(outcome)
 
     def _average(self, sync: Sync, fragment: Fragment, state: State, peers: Peers) -> _Average:
@@ -156,13 +155,11 @@ class Exchange:
 
     def _vote(self, sync: Sync, fragment: Fragment, peers: Peers, reason: str) -> tuple[bool, bool, str]:
         """Vote yes where there is no reason against it; returns whether all did, whether nobody knows, and why not."""
-        hashed = self.hash_every > 0 and sync.outer_step % self.hash_every == 0
+        shared = self.compressor.replicated and self.merge.replicated
+        hashed = shared and self.hash_every > 0 and sync.outer_step % self.hash_every == 0
+        anchor_hash = fingerprint(fragment.anchor) if hashed else b""
         try:
-            return (
-                self.transport.commit(peers, not reason, fingerprint(fragment.anchor) if hashed else b""),
-                False,
-                reason,
-            )
+            return self.transport.commit(peers, not reason, anchor_hash), False, reason
         except TransportError as error:
             if self._is_fatal(error):
                 raise
@@ -171,11 +168,9 @@ class Exchange:
     def _without_quorum(
         self, sync: Sync, fragment: Fragment, state: State, start: float, error: TransportError
     ) -> Outcome:
-        end, nan = self.transport.now(), math.nan
-        report = SyncReport(
-            sync.outer_step, fragment.name, False, 0, 0, 0, end - start, 0.0, nan, nan, reason=str(error)
-        )
-        outcome = Outcome(report, [], sync.pseudo_gradient, state, 0.0, end, {})
+        end = self.transport.now()
+        report = SyncReport(sync.outer_step, fragment.name, False, seconds=end - start, reason=str(error))
+        outcome = Outcome(report, [], sync.pseudo_gradient, state, end=end)
         outcome.behind, outcome.final = isinstance(error, Behind), isinstance(error, Behind | Leaving)
         return self._with_elastic_state(outcome)
 
@@ -187,13 +182,10 @@ class Exchange:
 
     def _offload_outcome(self, sync: Sync, outcome: Outcome) -> None:
         """Offload what is not needed before the finish; most messages are the pseudo-gradient itself."""
-        own = self.offload.put(sync.pseudo_gradient)
-        outcome.message = own if outcome.message is sync.pseudo_gradient else self.offload.put(outcome.message)
-        outcome.mean, outcome.compressor_state = (
-            self.offload.put(outcome.mean),
-            self.offload.put(outcome.compressor_state),
-        )
-        sync.pseudo_gradient = own
+        own, put = sync.pseudo_gradient, self.offload.put
+        sync.pseudo_gradient = put(own)
+        outcome.message = sync.pseudo_gradient if outcome.message is own else put(outcome.message)
+        outcome.mean, outcome.compressor_state = put(outcome.mean), put(outcome.compressor_state)
 
     def _is_fatal(self, error: TransportError) -> bool:
         """A static world cannot go on without a worker, and no worker without one of its ranks."""

@@ -1,24 +1,61 @@
-"""`attach`: a recipe in a training loop of one's own."""
+"""`attach` is the way to a recipe in a training loop of one's own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass
-from typing import Any
+from dataclasses import is_dataclass, replace
+from typing import Any, TypedDict
 
+import torch
 from pydantic import PositiveInt
 from torch import nn
-from typing_extensions import Unpack
+from typing_extensions import Unpack, get_protocol_members
 
-from isthmus.core import State, UserError
-from isthmus.outer import Offload, OuterLoop
+from isthmus.compress import COMPRESSORS, Compressor
+from isthmus.config import OUTER_OPTIMIZERS
+from isthmus.core import Registry, State, UserError, nearest
+from isthmus.outer import MERGES, Merge, Offload, OuterLoop
+from isthmus.outer.state import OuterOptimizer
 from isthmus.recipes.base import RECIPES, Plan, Recipe
-from isthmus.recipes.overrides import Overrides, as_spec, check_names, is_instance, override
 from isthmus.recipes.wrapping import refuse_shared_gradients, refuse_wrapping_later
-from isthmus.spec import Spec, build, convert
+from isthmus.spec import Spec, build, complete, convert, factory
 from isthmus.transport import TRANSPORTS, Drift, Transport
 from isthmus.transport.peers import name_workers
 from isthmus.transport.rendezvous import find_world
+
+
+class Overrides(TypedDict, total=False):
+    """Arguments of `attach` that replace parts of a recipe; what is left out is the recipe's own.
+
+    A component is a value (`Float4("E3M0")`), a name ("float4"), or what stands in a configuration file
+    ({"type": "float4", "format": "E3M0"}).
+
+    Attributes:
+        num_fragments: parts of the model that are synced one after the other.
+        overlap_steps: inner steps between sending a fragment and finishing its sync.
+        warm_start_steps: inner steps at the start of the run that are synced more often.
+        warm_start_every: inner steps between two syncs of the warm start.
+        compressor: how the mean of the workers' pseudo-gradients is taken in few bytes.
+        merge: how a new anchor and the local parameters combine.
+        optimizer: the outer optimizer; as a value, a function that makes one: `partial(SGD, lr=0.7)`.
+        split: how the model is cut into fragments: "whole", "strided" or "balanced".
+        hash_every: syncs between two comparisons of the anchors' hash over all workers.
+        offload: "cpu" keeps anchors and other outer state in CPU memory between syncs.
+    """
+
+    num_fragments: int
+    overlap_steps: int
+    warm_start_steps: int
+    warm_start_every: int
+    compressor: Compressor | Spec | str
+    merge: Merge | Spec | str
+    optimizer: OuterOptimizer | Spec | str
+    split: str
+    hash_every: int
+    offload: str | None
+
+
+_OF_SCHEDULE = ("num_fragments", "overlap_steps", "warm_start_steps", "warm_start_every")
 
 
 def attach(
@@ -52,9 +89,8 @@ def attach(
     Raises:
         UserError: something does not fit, or the workers differ.
     """
-    check_names(overrides)
-    _check(model, state_dict)
-    spec = None if is_instance(transport, Transport) else as_spec(TRANSPORTS, transport)
+    _check(model, state_dict, overrides)
+    spec = None if _is_instance(transport, Transport) else _as_spec(TRANSPORTS, transport)
     kind: Any = transport if spec is None else TRANSPORTS.get(spec["type"])
     if spec is None:
         ranks_per_worker = kind.limits.ranks_per_worker
@@ -65,7 +101,7 @@ def attach(
         convert(local_steps, PositiveInt | None, "local_steps"),
         kind.limits.elastic,
     )
-    method = override(_make_recipe(recipe, plan), overrides)
+    method = _override(_make_recipe(recipe, plan), overrides)
     if spec is not None:
         shared_config = _shared_config(method, plan, state_dict)
         given = {"shared_config": shared_config, "expected_workers": num_workers, "ranks_per_worker": ranks_per_worker}
@@ -82,8 +118,11 @@ def attach(
     return loop
 
 
-def _check(model: Any, state_dict: Any) -> None:
-    """Refuse what is no model, or no state of an outer loop."""
+def _check(model: Any, state_dict: Any, overrides: Overrides) -> None:
+    """Refuse what is no model, no state of an outer loop, or no argument of `attach`."""
+    for name in overrides:
+        if name not in Overrides.__annotations__:
+            raise UserError(f"attach has no argument {name!r}: {nearest(name, list(Overrides.__annotations__))}")
     if not isinstance(model, nn.Module):
         raise UserError(f"attach: the model should be a torch.nn.Module, got {type(model).__name__}")
     if not any(param.requires_grad for param in model.parameters()):
@@ -115,9 +154,61 @@ def _make_recipe(recipe: str | Recipe | Callable[[Plan], Recipe], plan: Plan) ->
 def _shared_config(method: Recipe, plan: Plan, state_dict: State | None) -> dict[str, str]:
     """Return what all workers must have alike, as they tell one another when they join."""
     parts = {name: getattr(method, name) for name in ("schedule", "compressor", "merge", "optimizer", "split")}
-    known: dict[str, Any] = {
-        name: part for name, part in parts.items() if is_dataclass(part) or isinstance(part, str | dict)
-    }
+    known = {name: str(part) for name, part in parts.items() if is_dataclass(part) or isinstance(part, str | dict)}
     if not plan.elastic:
-        known["inner steps of the resumed state"] = state_dict["inner_steps"] if state_dict else 0
-    return {name: str(part) for name, part in (known | {"steps": plan.steps}).items()}
+        known["inner steps of the resumed state"] = str(state_dict["inner_steps"] if state_dict else 0)
+    return known | {"steps": str(plan.steps)}
+
+
+def _override(recipe: Recipe, overrides: Overrides) -> Recipe:
+    """Return the recipe with the schedule and the components that the caller has chosen."""
+    given: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
+    steps = {name: convert(given[name], int, name) for name in _OF_SCHEDULE if name in given}
+    parts = {name: given[name] for name in ("split",) if name in given}
+    if "compressor" in given:
+        parts["compressor"] = _component(COMPRESSORS, Compressor, given["compressor"])
+    if "merge" in given:
+        parts["merge"] = _component(MERGES, Merge, given["merge"])
+    if "optimizer" in given:
+        parts["optimizer"] = _outer_optimizer(given["optimizer"])
+    return replace(recipe, schedule=recipe.schedule and replace(recipe.schedule, **steps), **parts)
+
+
+def _component(registry: Registry, protocol: type, given: Any) -> Any:
+    """Return a component that is given as a value, as a name, or as a spec."""
+    return given if _is_instance(given, protocol) else build(registry, _as_spec(registry, given))
+
+
+def _as_spec(registry: Registry, given: Any) -> Spec:
+    """Return the spec of a component that is given as a name or as a spec."""
+    if isinstance(given, str):
+        return {"type": given}
+    if isinstance(given, Mapping) and isinstance(given.get("type"), str):
+        return dict(given)
+    raise UserError(
+        f"{registry.kind}: expected an instance, a name or {{type: name, ...}} with one of "
+        f"{', '.join(registry.names())}, got {' '.join(repr(given).split())}"
+    )
+
+
+def _is_instance(value: Any, protocol: type) -> bool:
+    """Return whether a value, not a class, has every member of a protocol."""
+    return not isinstance(value, type) and all(hasattr(value, name) for name in get_protocol_members(protocol))
+
+
+def _outer_optimizer(given: Any) -> Spec | OuterOptimizer:
+    """Return a complete spec, or the function that was given, once either has made an optimizer for a trial."""
+    if isinstance(given, str | Mapping):
+        given = complete(OUTER_OPTIMIZERS, _as_spec(OUTER_OPTIMIZERS, given), "optimizer", ("params",))
+    elif not callable(given):
+        raise UserError(
+            "optimizer: expected a name, {type: name, ...} or a function that makes the optimizer of the anchors, "
+            f"such as partial(torch.optim.SGD, lr=0.7), got {type(given).__name__}"
+        )
+    make = given if callable(given) else factory(OUTER_OPTIMIZERS, given, "params")
+    try:
+        make([nn.Parameter(torch.zeros(1))])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"optimizer: {' '.join(str(error).split())}") from error
+    result: Spec | OuterOptimizer = given
+    return result

@@ -62,40 +62,16 @@ class Recipe:
             _put_anchors(fragments, state_dict, self.compressor.replicated and self.merge.replicated)
         spec = self.optimizer
         outer_optimizer = spec if callable(spec) else factory(OUTER_OPTIMIZERS, spec, "params")
-        loop = OuterLoop(
-            fragments,
-            self.schedule,
-            self.compressor,
-            transport,
-            outer_optimizer,
-            self.merge,
-            offload=offload,
-            **options,
-        )
-        if (
-            state_dict is not None and loop.state.inner_steps == 0
-        ):  # not where it has just caught up with a run that went on
+        parts = (fragments, self.schedule, self.compressor, transport, outer_optimizer, self.merge)
+        loop = OuterLoop(*parts, offload=offload, **options)
+        has_caught_up = loop.state.inner_steps > 0  # with a run that went on meanwhile
+        if state_dict is not None and not has_caught_up:
             loop.load_state_dict(dict(state_dict))
         return loop
 
 
-RECIPES = Registry(
-    "recipe",
-    {
-        name: f"isthmus.recipes.{name}:{name}"
-        for name in (
-            "ddp",
-            "diloco",
-            "opendiloco",
-            "streaming",
-            "eager",
-            "dilocox",
-            "dct_momentum",
-            "sparseloco",
-            "muloco",
-        )
-    },
-)
+_NAMES = ("ddp", "diloco", "opendiloco", "streaming", "eager", "dilocox", "dct_momentum", "sparseloco", "muloco")
+RECIPES = Registry("recipe", {name: f"isthmus.recipes.{name}:{name}" for name in _NAMES})
 
 
 def _put_anchors(fragments: list[Fragment], state_dict: State, replicated: bool) -> None:
@@ -147,9 +123,6 @@ def muon_outer(local_steps: int) -> Spec:
     """The outer optimizer around Muon: MuLoCo's 0.7 / 0.6 (arXiv 2505.23725), with momentum 0.4 below H = 20.
 
     The less the workers part, the less there is to gain by going further than their mean (docs/learning.md).
-
-    Args:
-        local_steps: H.
     """
     return {"type": "sgd", "lr": 0.7, "momentum": 0.6 if local_steps >= 20 else 0.4, "nesterov": True}
 

@@ -1,6 +1,5 @@
 """The baseline: torch's `DistributedDataParallel`, measured."""
 
-import math
 import time
 import warnings
 from collections.abc import Iterator
@@ -92,9 +91,7 @@ class DataParallel(Method):
         sent = ring_bytes(self._payload_bytes, num_peers)
         self._spans, self._payload_bytes = [], 0
         hidden = max(0.0, busy - exposed)
-        return [
-            SyncReport(self.inner_steps, "gradients", True, num_peers, sent, sent, busy, hidden, math.nan, math.nan)
-        ]
+        return [SyncReport(self.inner_steps, "gradients", True, num_peers, sent, sent, busy, hidden)]
 
     @override
     def skip(self) -> list[SyncReport]:
