@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 RUNS := $(VENV)/.runs# installed: what a run needs
 READY := $(VENV)/.ready# installed: what developing needs, too
 CODE := src tests examples benchmarks
+unexport PYTHONDONTWRITEBYTECODE# or every process would compile PyTorch anew
 
 .PHONY: help demo test quick lint format bench build docs
 
@@ -29,7 +30,7 @@ demo: $(RUNS)  ## train a small model in several ways and compare them in one ta
 	$(BIN)/isthmus demo
 
 test: lint  ## format check, lint, types and tests
-	$(BIN)/pytest -n 3 --dist loadfile
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 quick: $(READY)  ## the tests that start no other process
 	$(BIN)/pytest -n 2 --dist worksteal -m "not processes"

@@ -23,6 +23,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regenerate-golden", action="store_true", help="write the golden traces anew")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the tests that wait for other processes: the quick ones fill the time of whoever is done first."""
+    items.sort(key=lambda item: item.get_closest_marker("processes") is None)
+
+
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     """What isthmus logs in this process; `logged.messages` has the lines."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import tempfile
 import time
@@ -12,17 +11,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    [
-        "isthmus.train.trainer",
-        "torch.distributed.fsdp",
-        "torch.distributed.pipelining",
-        "torch.distributed.tensor.parallel",
-        "transformers.models.gpt_neo.modeling_gpt_neo",
-        "transformers.models.gpt_neox.modeling_gpt_neox",
-    ]
-)
+from tests.workers import CONTEXT
 
 
 def run_ranks(work: Callable[..., Any], num_ranks: int, *arguments: Any, within_seconds: float = 120) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
 import signal
 import socket
@@ -18,6 +17,7 @@ import pytest
 import torch
 import yaml
 from rich.console import Console
+from tests.workers import CONTEXT
 from typer.testing import CliRunner
 
 from isthmus.cli import app
@@ -27,10 +27,6 @@ from isthmus.train.assemble import transport_class
 from isthmus.transport.address import free_port
 
 ROOT = Path(__file__).parents[2]
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    ["isthmus.tools.doctor", "isthmus.transport.torchft.membership", "isthmus.transport.hivemind.membership"]
-)
 ENGINES = ("torch_dist", "torchft", "hivemind")
 RUN: dict[str, Any] = {
     "model": {

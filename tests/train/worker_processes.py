@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -12,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.workers import CONTEXT
+
 from isthmus.transport.address import free_port
 
 ROOT = Path(__file__).parents[2]
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["isthmus.train.trainer", "transformers.models.gpt_neox.modeling_gpt_neox"])
 
 # few steps, a sync in flight at step 14 (streaming: sent at 10, due at 15; eager: at any), nothing left in a hurry
 COMMON = [
