@@ -1,44 +1,51 @@
-"""What differs between a worker of a static world, where all go on together, and one that may come and go."""
+"""How a worker gets its batches, begins, stops and comes back: with all others, or in an elastic world alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from isthmus.core import State
-from isthmus.inner.step import Batch
-from isthmus.train.common_checkpoints import MissingCheckpoints
+import torch.distributed as dist
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
+from typing_extensions import override
+
+from isthmus.config import RunConfig
+from isthmus.core import State, UserError
+from isthmus.data import DataSet, LeasedBatches, Ledger, open_batches
+from isthmus.data.base import Batches
+from isthmus.train.common_checkpoints import MissingCheckpoints, newest_common
+from isthmus.train.metrics import whole_lines
+from isthmus.train.process import Process
+from isthmus.train.replicated_ledger import ReplicatedLedger
+from isthmus.train.resume_check import no_checkpoint
 from isthmus.train.stopping import Stopping
 from isthmus.transport import Transport
+from isthmus.transport.elastic.worker_ranks import worker_name
+from isthmus.transport.rendezvous import open_store
 
 
-class TrainingBatches(Protocol):
-    """The batches of one worker."""
+class Lifecycle:
+    """A worker of a static world, where all begin, stop and come back together.
 
-    @property
-    def tokens_per_batch(self) -> int:
-        """Tokens a batch trains on; images or seconds of sound, where there are no tokens."""
-        ...
+    Args:
+        config: of the run.
+        process: this one.
+        data_set: opened.
 
-    def __next__(self) -> Batch:
-        """Return the next batch, or raise `LeasesExhausted` where a commit has to come first."""
-        ...
+    Attributes:
+        batches: of this worker.
+        transport_options: which the configuration does not hold.
+    """
 
-
-class Lifecycle(Protocol):
-    """How a worker gets its batches, begins, stops and comes back."""
-
-    batches: TrainingBatches
-    transport_options: dict[str, Any]  # which the configuration does not hold
+    def __init__(self, config: RunConfig, process: Process, data_set: DataSet) -> None:
+        self._config, self._process = config, process
+        self.batches = self._open_batches(data_set)
+        self.transport_options: dict[str, Any] = {}
 
     def batches_state(self, method_state: State) -> State:
         """Return the position in the batches that belongs to a saved state of the method."""
-        ...
-
-    def load_batches_state(self, state: State) -> None:
-        """Go on from a saved position in the batches."""
-        ...
+        return dict(self.batches.state_dict())
 
     def choose_checkpoint(self, usable_steps: list[int], transport: Transport) -> int | None:
         """Return the step to go on from, of those whose checkpoint this rank can use; None begins anew.
@@ -46,28 +53,115 @@ class Lifecycle(Protocol):
         Raises:
             UserError: the run cannot go on.
         """
-        ...
+        step = newest_common(usable_steps, transport)
+        if step is None:
+            raise no_checkpoint(Path(self._config.train.run_dir))
+        return step
 
     def has_caught_up(self, method_state: State) -> bool:
         """Whether the method has taken over the other workers' state already, which is newer than any checkpoint."""
-        ...
+        return False
 
     def kept_metrics_bytes(self, path: Path, saved_bytes: int) -> int:
         """Return how much of a metrics file is kept when the run goes on from a checkpoint that counted so many."""
-        ...
+        return saved_bytes
 
     def begin(self, save: Callable[[], None] | None, transport: Transport) -> None:
         """Make ready for the first step of a run; `save` writes a first checkpoint, where checkpoints are wanted."""
-        ...
+        if save:
+            save()
+            transport.commit(transport.quorum(0), True)  # all have tried: killed at any step, the run can go on
 
     def missing_checkpoints(self) -> MissingCheckpoints:
         """Return the steps whose checkpoint some worker could not write; to be called by all ranks."""
-        ...
+        return MissingCheckpoints(self._open_store())
 
     def stopping(self, transport: Transport) -> Stopping:
         """Return the agreement about the last step; to be called by all ranks."""
-        ...
+        budget_seconds = self._config.outer.transport["sync_budget_seconds"]
+        return Stopping(self._open_store(), self._process.world_rank, self._process.world_size, budget_seconds)
 
     def how_to_resume(self, step: int) -> str:
         """Return the line that says how a stopped run goes on; empty where another process writes it."""
-        ...
+        how = f"isthmus train {self._config.train.run_dir}/config.yaml --resume"
+        return f"stopped after step {step}; go on with: {how}" if self._process.world_rank == 0 else ""
+
+    def _open_batches(self, data_set: DataSet) -> Batches:
+        train, batch_size = self._config.train, self._config.inner.batch_size
+        return open_batches(data_set, train.seed, batch_size, self._process.worker, train.workers)
+
+    def _open_store(self) -> Store:
+        return HashStore() if self._process.world_size == 1 else open_store()[0]
+
+
+class ElasticLifecycle(Lifecycle):
+    """A worker of an elastic world: it may come late, leave early and come back, while the others go on.
+
+    Its batches are leased by the data ledger, its checkpoints are its own. The world of its process is this worker.
+
+    Raises:
+        UserError: the method has no outer loop.
+    """
+
+    batches: LeasedBatches
+
+    def __init__(self, config: RunConfig, process: Process, data_set: DataSet) -> None:
+        if config.outer.schedule is None:
+            raise UserError(f"{config.outer.recipe} has no outer loop: it needs outer.transport.type torch_dist")
+        super().__init__(config, process, data_set)
+        ledger = ReplicatedLedger(self.batches, config.outer.schedule.local_steps)
+        self.transport_options = {"replicated_state": ledger}
+
+    @override
+    def batches_state(self, method_state: State) -> State:
+        """Return the position in this worker's leases as the method's state knows them: a sync may be ahead of it."""
+        ledger = Ledger.from_state_dict(method_state["elastic"]["replicated_state"])
+        proposals = [sync["proposal"] for sync in method_state["in_flight"] if sync["proposal"]]
+        return self.batches.state_as_of(ledger, [proposal["samples"] for proposal in proposals])
+
+    @override
+    def choose_checkpoint(self, usable_steps: list[int], transport: Transport) -> int | None:
+        """Return the newest step of which every rank of this worker holds a checkpoint."""
+        lists = [usable_steps]
+        if self._process.world_size > 1:
+            lists = [[]] * self._process.world_size
+            dist.all_gather_object(lists, usable_steps)
+        return max(set[int].intersection(*map(set, lists)), default=None)
+
+    @override
+    def has_caught_up(self, method_state: State) -> bool:
+        return bool(method_state["elastic"]["version"] > 0)
+
+    @override
+    def kept_metrics_bytes(self, path: Path, saved_bytes: int) -> int:
+        return whole_lines(path)  # the others went on: nothing is cut
+
+    @override
+    def begin(self, save: Callable[[], None] | None, transport: Transport) -> None:
+        pass
+
+    @override
+    def missing_checkpoints(self) -> MissingCheckpoints:
+        return MissingCheckpoints(HashStore())  # the other workers go on from their own
+
+    @override
+    def stopping(self, transport: Transport) -> Stopping:
+        assert transport.elastic is not None
+        size, budget_seconds = self._process.world_size, self._config.outer.transport["sync_budget_seconds"]
+        return Stopping(self._open_store(), self._process.rank, size, budget_seconds, transport.elastic.interrupt)
+
+    @override
+    def how_to_resume(self, step: int) -> str:
+        if not self._process.is_first_rank:
+            return ""
+        worker, size = self._process.worker, self._process.world_size
+        torchrun = f"ISTHMUS_WORKER={worker} torchrun --standalone --nproc-per-node {size} -m isthmus"
+        program = torchrun if size > 1 else f"RANK={worker} isthmus"
+        return (
+            f"left after step {step}; come back with: {program} train {self._config.train.run_dir}/config.yaml --resume"
+        )
+
+    @override
+    def _open_batches(self, data_set: DataSet) -> LeasedBatches:
+        name = worker_name(self._process.mesh.num_ranks)
+        return LeasedBatches(data_set.sample_order(self._config.train.seed), name, self._config.inner.batch_size)

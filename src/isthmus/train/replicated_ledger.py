@@ -1,4 +1,4 @@
-"""The data ledger as it moves with an elastic world's commits, and this worker's batches out of it."""
+"""The data ledger as it moves with an elastic world's commits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing_extensions import override
 from isthmus.core import State
 from isthmus.data.leased_batches import LeasedBatches, Rebase
 from isthmus.data.ledger import Ledger
-from isthmus.inner.step import Batch
 from isthmus.transport.base import ReplicatedState
 
 _ROUNDS_AHEAD = 3  # the one in flight, the next, and one that is refused
@@ -30,18 +29,9 @@ class ReplicatedLedger(ReplicatedState):
         self._based_on = self.ledger
 
     @property
-    def tokens_per_batch(self) -> int:
-        """The number of tokens that a batch trains on."""
-        return self.leased.tokens_per_batch
-
-    @property
     @override
     def samples_per_step(self) -> int:
         return self.leased.batch_size
-
-    def __next__(self) -> Batch:
-        """Return the next batch, or raise `LeasesExhausted` where a commit has to come first."""
-        return next(self.leased)
 
     @override
     def propose(self) -> dict[str, int]:

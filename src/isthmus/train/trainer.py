@@ -20,15 +20,13 @@ from isthmus.inner.pipelined import PipelinedStep
 from isthmus.train import assemble, random_state
 from isthmus.train.checkpoint import Checkpoints, NotSaved
 from isthmus.train.common_checkpoints import MissingCheckpoints
-from isthmus.train.elastic_lifecycle import ElasticLifecycle
 from isthmus.train.evaluate import evaluate
-from isthmus.train.lifecycle import Lifecycle
+from isthmus.train.lifecycle import ElasticLifecycle, Lifecycle
 from isthmus.train.metrics import MetricsFile, Totals
 from isthmus.train.process import Process, peers_named, restart_reasons
 from isthmus.train.reshard import load_resharded
 from isthmus.train.resume_check import already_finished
 from isthmus.train.run_folder import make_run_dir, metrics_path, reason_of, write_file
-from isthmus.train.static_lifecycle import StaticLifecycle
 from isthmus.train.summary import part_of_summary, write_summary
 from isthmus.train.trackers import Trackers
 from isthmus.train.worker_state import WorkerState
@@ -49,8 +47,7 @@ class Trainer:
         self._num_parameters = sum(param.numel() for param in self.model.parameters())
         identity = assemble.run_identity(config, self.model)  # of the whole model
         stages = assemble.shard_model(config, spec, self.model, process.device_mesh)
-        lifecycle = ElasticLifecycle if assemble.is_elastic(config) else StaticLifecycle
-        self.lifecycle: Lifecycle = lifecycle(config, process, data_set)
+        self.lifecycle = (ElasticLifecycle if assemble.is_elastic(config) else Lifecycle)(config, process, data_set)
         self.validation = self._open_validation(data_set)
         folder = self.run_dir / "checkpoints"
         self.checkpoints = Checkpoints(folder, process.worker, identity, process.rank, process.mesh)

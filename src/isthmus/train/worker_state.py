@@ -59,7 +59,7 @@ class WorkerState:
         """Go on from what was saved after `step`."""
         load_local_model(self.model, state["model"])
         self.load_own(state)
-        self._lifecycle.load_batches_state(state["stream"])
+        self._lifecycle.batches.load_state_dict(state["stream"])
         if "generators" in state:
             random_state.load(state["generators"])
         else:  # the ranks were others
