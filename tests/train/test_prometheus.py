@@ -24,8 +24,7 @@ from worker_processes import events
 
 from isthmus.core import UserError
 from isthmus.train.metrics import Totals
-from isthmus.train.trackers.figures import COUNTERS, GAUGES, Figures
-from isthmus.train.trackers.prometheus import Prometheus
+from isthmus.train.trackers.prometheus import COUNTERS, GAUGES, Figures, Prometheus
 from isthmus.train.worker import train
 from isthmus.transport.address import free_port
 

@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
 import os
 import runpy
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 _FOR_EVERY_WORKER = ("isthmus.cli", "isthmus.train.worker")
 _POLL_SECONDS = 0.01
-_LENGTH = struct.Struct("!I")
-Message = dict[str, Any]
 
 
 class Child:
@@ -69,7 +66,7 @@ class ForkServer:
 
     def __enter__(self) -> Self:
         """Start the server, which begins to import; nobody waits for it yet."""
-        self._connection, theirs = socket.socketpair()
+        self._connection, theirs = Pipe()
         self._exit_codes: dict[int, int] = {}
         with theirs:
             self._process = subprocess.Popen(
@@ -82,9 +79,7 @@ class ForkServer:
             )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """End the server."""
         self._connection.close()
         self._process.kill()
@@ -92,7 +87,7 @@ class ForkServer:
 
     def import_modules(self, names: Iterable[str]) -> None:
         """Have the server import modules, those that are installed, before it forks."""
-        self._ask({"import": list(names)})
+        self._ask("import", list(names))
 
     def start(self, arguments: list[str], env: Mapping[str, str], log: Path, name: str) -> Child:
         """Start `python -m isthmus` with these arguments.
@@ -105,8 +100,7 @@ class ForkServer:
         """
         read, write = os.pipe()
         try:
-            request = {"start": arguments, "env": dict(env), "log": str(log), "name": name}
-            pid = self._ask(request, read)["pid"]
+            pid = self._ask("start", {"arguments": arguments, "env": dict(env), "log": str(log), "name": name}, read)
         finally:
             os.close(read)
         self._exit_codes.pop(pid, None)  # of one that had the same number before
@@ -114,39 +108,26 @@ class ForkServer:
 
     def exit_codes(self) -> dict[int, int]:
         """Return the exit codes of all processes that have ended, by their pids."""
-        self._exit_codes |= {int(pid): code for pid, code in self._ask({"poll": True})["ended"].items()}
+        self._exit_codes |= self._ask("poll")
         return self._exit_codes
 
-    def _ask(self, request: Message, stdin: int | None = None) -> Message:
+    def _ask(self, what: str, details: Any = None, stdin: int | None = None) -> Any:
         try:
-            _send(self._connection, request, stdin)
-            answer = _receive(self._connection)[0]
-        except OSError:
-            answer = None
-        if answer is None:
-            raise RuntimeError(f"the process that starts workers has ended with exit code {self._process.wait()}")
-        return answer
+            self._connection.send((what, details))
+            if stdin is not None:
+                send_handle(self._connection, stdin, self._process.pid)
+            return self._connection.recv()
+        except (OSError, EOFError):
+            code = self._process.wait()
+            raise RuntimeError(f"the process that starts workers has ended with exit code {code}") from None
 
 
-def _send(connection: socket.socket, message: Message, descriptor: int | None = None) -> None:
-    payload = json.dumps(message).encode()
-    socket.send_fds(connection, [_LENGTH.pack(len(payload))], [] if descriptor is None else [descriptor])
-    connection.sendall(payload)
-
-
-def _receive(connection: socket.socket) -> tuple[Message | None, list[int]]:
-    """Return a message and the file descriptors that came with it; None where the other side is gone."""
-    head, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, 1)
-    if len(head) < _LENGTH.size:
-        return None, []
-    payload = bytearray()
-    while len(payload) < _LENGTH.unpack(head)[0]:
-        part = connection.recv(_LENGTH.unpack(head)[0] - len(payload))
-        if not part:
-            return None, []
-        payload += part
-    message: Message = json.loads(payload)
-    return message, descriptors
+def end(children: list[Child]) -> None:
+    """End all of these processes that still run, at once."""
+    for child in children:
+        child.kill()
+    for child in children:
+        child.close()
 
 
 def _import(names: Iterable[str]) -> None:
@@ -158,25 +139,26 @@ def _import(names: Iterable[str]) -> None:
     gc.enable()
 
 
-def _serve(connection: socket.socket) -> tuple[Message, int] | None:
+def _serve(connection: Connection) -> tuple[dict[str, Any], int] | None:
     """Answer requests; returns None when the launcher is gone, and in a new process its request and standard input."""
     _import(_FOR_EVERY_WORKER)
     while True:
-        request, descriptors = _receive(connection)
-        if request is None:
+        try:
+            what, details = connection.recv()
+        except (OSError, EOFError):
             return None
-        answer: Message = {}
-        if "import" in request:
-            _import(request["import"])
-        elif "start" in request:
-            request["anew"] = not _is_fit_to_fork()
-            answer["pid"] = os.fork()
-            if answer["pid"] == 0:
-                return request, descriptors[0]
-            os.close(descriptors[0])
+        answer: Any = None
+        if what == "import":
+            _import(details)
+        elif what == "start":
+            stdin, details["anew"] = recv_handle(connection), not _is_fit_to_fork()
+            answer = os.fork()
+            if answer == 0:
+                return details, stdin
+            os.close(stdin)
         else:
-            answer["ended"] = dict(_ended())
-        _send(connection, answer)
+            answer = dict(_ended())
+        connection.send(answer)
 
 
 def _ended() -> Iterable[tuple[int, int]]:
@@ -186,7 +168,7 @@ def _ended() -> Iterable[tuple[int, int]]:
             yield ended[0], os.waitstatus_to_exitcode(ended[1])
 
 
-def _run(request: Message, stdin: int) -> None:
+def _run(request: dict[str, Any], stdin: int) -> None:
     """Become `python -m isthmus`: with a log, an environment and a process group of its own."""
     os.setpgid(0, 0)
     log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -197,12 +179,12 @@ def _run(request: Message, stdin: int) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     if request["anew"]:
-        os.execve(sys.executable, [sys.executable, "-m", "isthmus", *request["start"]], os.environ)
+        os.execve(sys.executable, [sys.executable, "-m", "isthmus", *request["arguments"]], os.environ)
     Path("/proc/self/comm").write_text(request["name"][:15])
     import torch
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # OpenMP has read the server's environment
-    sys.argv = ["isthmus", *request["start"]]
+    sys.argv = ["isthmus", *request["arguments"]]
     runpy.run_module("isthmus", run_name="__main__", alter_sys=True)
 
 
@@ -213,8 +195,8 @@ def _is_fit_to_fork() -> bool:
 
 
 def main() -> None:
-    """Serve the launcher at the other end of the socket whose number is the argument."""
-    with socket.socket(fileno=int(sys.argv[1])) as connection:
+    """Serve the launcher at the other end of the connection whose number is the argument."""
+    with Connection(int(sys.argv[1])) as connection:
         new_process = _serve(connection)
     if new_process:
         _run(*new_process)

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import yaml
@@ -19,7 +18,7 @@ from isthmus.core import UserError
 from isthmus.log import options as log_options
 from isthmus.models import MODELS
 from isthmus.recipes.load import ENVIRONMENT_PREFIX
-from isthmus.tools.fork_server import Child, ForkServer
+from isthmus.tools.fork_server import Child, ForkServer, end
 from isthmus.train.assemble import SERVED_OPTIONS, is_elastic
 from isthmus.train.process import RESTART_REASONS
 from isthmus.train.run_folder import name_of
@@ -78,11 +77,9 @@ class Workers:
             self._children += self._start(worker)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """End whoever still runs."""
-        _end(self._children)
+        end(self._children)
 
     def running(self) -> bool:
         """Return whether any worker still runs.
@@ -133,7 +130,7 @@ class Workers:
         dead = self._children[ranks.start : ranks.stop]
         reason = self._reason(next(rank for rank in ranks if self._children[rank].returncode))
         self._restarts[worker].append(reason)
-        _end(dead)
+        end(dead)
         self._tell(f"worker {worker} {reason}: it is started again, for the {len(self._restarts[worker])}. time")
         self._children[ranks.start : ranks.stop] = self._start(worker)
 
@@ -214,13 +211,6 @@ def follow_stdin() -> None:
         os._exit(1)
 
     threading.Thread(target=follow, name="isthmus-stdin", daemon=True).start()
-
-
-def _end(children: list[Child]) -> None:
-    for child in children:
-        child.kill()
-    for child in children:
-        child.close()
 
 
 def _last_words(log: Path) -> str:

@@ -29,8 +29,7 @@ from isthmus.parallel.pipeline import LocalStages
 from isthmus.spec import build, factory
 from isthmus.train.checkpoint_files import PARAMETER, RunIdentity
 from isthmus.train.data_parallel import DataParallel
-from isthmus.train.method import Method
-from isthmus.train.outer_loop_method import OuterLoopMethod
+from isthmus.train.method import Method, OuterLoopMethod
 from isthmus.transport import TRANSPORTS, Transport
 from isthmus.transport.configured import ConfiguredTransport
 

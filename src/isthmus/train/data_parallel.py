@@ -52,16 +52,6 @@ class DataParallel(Method):
         """Refuse: the workers are always the same, so none ever has to catch up."""
         raise AssertionError("ddp is for a world whose workers do not change")
 
-    @property
-    @override
-    def is_training(self) -> bool:
-        return not self.is_finished
-
-    @property
-    @override
-    def param_names(self) -> list[list[str]]:
-        return []
-
     @override
     def wrap(self, module: nn.Module) -> nn.Module:
         if self._group is None:
@@ -71,10 +61,6 @@ class DataParallel(Method):
             wrapped = DistributedDataParallel(module, process_group=self._group, broadcast_buffers=False)
         wrapped.register_comm_hook(None, self._all_reduce)
         return wrapped
-
-    @override
-    def begin_step(self) -> None:
-        pass
 
     @override
     def step(self) -> list[SyncReport]:
@@ -92,10 +78,6 @@ class DataParallel(Method):
         self._spans, self._payload_bytes = [], 0
         hidden = max(0.0, busy - exposed)
         return [SyncReport(self.inner_steps, "gradients", True, num_peers, sent, sent, busy, hidden)]
-
-    @override
-    def skip(self) -> list[SyncReport]:
-        return []
 
     @override
     def finish(self) -> list[SyncReport]:

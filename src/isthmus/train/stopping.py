@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -63,9 +63,7 @@ class Stopping:
         self._watcher.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Restore the handlers of signals, and leave the store."""
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from isthmus.config import RunConfig
 from isthmus.core import UserError
-from isthmus.tools.doctor.checks import Check, Status
 from isthmus.tools.doctor.measure import Network
 from isthmus.tools.report import readable_bytes
 from isthmus.transport.shared_config import check_shared_configs
 
+Status = Literal["ok", "warn", "fail"]
 _WARN_SECONDS, _FAIL_SECONDS = 1.0, 60.0  # between two clocks
 _ROUND_TRIPS = 4  # of a sync: reports, two shots, vote
 _BEARABLE = 0.1  # share of the time that training may spend waiting
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding."""
+
+    name: str
+    status: Status
+    found: str
+    advice: str = ""  # what to change; empty where all is well, or where `found` says it
 
 
 def compare_workers(reports: dict[str, Any], expected_workers: int) -> list[Check]:

@@ -5,28 +5,33 @@ from __future__ import annotations
 import os
 import platform
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
+from pathlib import Path
 from threading import Timer
 from typing import Any
 
 import torch
+import yaml
 from rich.console import Console
 
-from isthmus.config import RunConfig
+from isthmus.config import RunConfig, dump
 from isthmus.core import UserError
 from isthmus.core.types import Peers
 from isthmus.parallel import ParallelDims
-from isthmus.tools.doctor.checks import Check
-from isthmus.tools.doctor.compare import compare_clocks, compare_workers, judge_network
+from isthmus.tools.doctor.compare import Check, compare_clocks, compare_workers, judge_network
 from isthmus.tools.doctor.measure import Clock, Network, measure
 from isthmus.tools.doctor.tables import show
 from isthmus.tools.doctor.this_machine import check_this_machine, data_fingerprint
+from isthmus.tools.fork_server import ForkServer, end
 from isthmus.tools.show import sync_bytes
+from isthmus.tools.workers import world_environment
 from isthmus.train import assemble
+from isthmus.train.run_folder import name_of
 from isthmus.transport import Transport, TransportError
 from isthmus.transport.address import split_address
 from isthmus.transport.base import Behind, Leaving
@@ -35,6 +40,7 @@ from isthmus.transport.torch_dist import JOIN_BUDGETS
 from isthmus.transport.wire import all_gather_object
 
 _DIAL_SECONDS, _PAUSE_SECONDS = 5.0, 0.2
+_POLL_SECONDS = 0.1
 _LONGEST_SHARE = 0.1  # of the sync budget that one transfer may take before the doctor has seen enough
 _COMPARED_LATER = {"isthmus version": "that of isthmus doctor"}  # a difference is told, and does not end the meeting
 
@@ -153,3 +159,30 @@ def _dial(name: str, reports: list[Report]) -> Iterator[Check]:
                 what = f"cannot reach {other['name']} at {address}, where it hands its state to who must catch up"
                 advice = "let workers open connections to each other's machines; set outer.transport.host"
                 yield Check("catching up", "fail", f"{what} ({error.strerror or error})", advice)
+
+
+def doctor_on_this_machine(config: RunConfig) -> int:
+    """Start `isthmus doctor` once for each worker; print what the first one has printed, and return the exit code."""
+    options, num_workers = config.outer.transport, config.train.workers
+    with (
+        tempfile.TemporaryDirectory(prefix="isthmus-doctor-") as name,
+        assemble.transport_class(config).serve(options, Path(name)) as served,
+        ForkServer() as server,
+    ):
+        path, logs = Path(name) / "config.yaml", [Path(name) / f"{name_of(k)}.log" for k in range(num_workers)]
+        outer = config.outer.model_copy(update={"transport": options | served})
+        path.write_text(yaml.safe_dump(dump(config.model_copy(update={"outer": outer})), sort_keys=False))
+        world = world_environment(num_workers) | {"LOCAL_WORLD_SIZE": str(num_workers)}
+        server.import_modules(["isthmus.tools.doctor"])
+        children = [
+            server.start(["doctor", str(path)], world | {"RANK": str(k), "LOCAL_RANK": str(k)}, log, name_of(k))
+            for k, log in enumerate(logs)
+        ]
+        try:
+            while None in [child.poll() for child in children]:
+                time.sleep(_POLL_SECONDS)
+        finally:
+            end(children)
+        print(logs[0].read_text(errors="replace"), end="")
+        codes = [child.returncode for child in children]
+    return next((code if code > 0 else 1 for code in codes if code), 0)

@@ -8,8 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.tools.doctor.checks import Check
-from isthmus.tools.doctor.compare import readable_bits
+from isthmus.tools.doctor.compare import Check, readable_bits
 from isthmus.tools.doctor.measure import Network
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}

@@ -13,7 +13,7 @@ from isthmus.config import RunConfig
 from isthmus.core import UserError
 from isthmus.data import open_batches
 from isthmus.models import outline
-from isthmus.tools.doctor.checks import Check, Status
+from isthmus.tools.doctor.compare import Check, Status
 from isthmus.tools.report import readable_bytes
 from isthmus.train import assemble
 from isthmus.train.run_folder import metrics_path

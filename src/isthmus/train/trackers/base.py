@@ -8,7 +8,6 @@ from contextlib import suppress
 from importlib import import_module
 from queue import Full, Queue
 from threading import Thread
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from isthmus.core import UserError
@@ -25,10 +24,7 @@ _Job = Callable[["Tracker"], None]
 class Tracker(Protocol):
     """Shows a worker's figures somewhere. All calls come from one thread, which is not the training thread."""
 
-    @property
-    def name(self) -> str:
-        """The name in the log line about its failure."""
-        ...
+    name: str  # in the log line about its failure
 
     def begin(self, step: int, totals: Totals) -> None:
         """Begin with a run that goes on after `step`; `totals` are the worker's own, and grow as it trains."""
@@ -62,9 +58,7 @@ class Trackers:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Hand on what waits, for a while, and close all trackers."""
         if not self._thread:
             return

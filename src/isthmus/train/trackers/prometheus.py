@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -15,12 +17,109 @@ from typing_extensions import override
 from isthmus.core import UserError
 from isthmus.train.metrics import Totals
 from isthmus.train.trackers.base import Tracker, need
-from isthmus.train.trackers.figures import COUNTERS, GAUGES, Figures
 
 _PREFIX = "isthmus_"
 
 
-class Prometheus(Tracker):
+GAUGES = {
+    "alive": "1 while the worker runs",
+    "participating": "1 where the last sync was committed",
+    "peers": "workers in the last sync, this one included",
+    "outer_version": "the outer step that the last committed sync made, counted over all fragments",
+    "step": "steps of the whole run that are done",
+    "planned_steps": "steps of the whole run",
+    "loss": "training loss",
+    "learning_rate": "of the inner optimizer",
+    "gradient_norm": "before it is clipped",
+    "pseudo_gradient_norm": "of the mean of the last committed sync",
+    "pseudo_gradient_cosine": "between the mean of the last committed sync and this worker's own pseudo-gradient",
+    "hidden_share": "share of the time of all syncs during which training went on",
+    "last_event_timestamp_seconds": "when the worker last said anything",
+}
+COUNTERS = {
+    "inner_steps": "inner steps that this worker took",
+    "skipped_steps": "of these, without a finite gradient",
+    "tokens": "that this worker trained on",
+    "train_seconds": "of inner and outer steps, waiting included",
+    "syncs": "finished",
+    "committed_syncs": "of these, committed",
+    "sent_bytes": "by this worker to others",
+    "received_bytes": "by this worker from others",
+    "sync_seconds": "from quorum to commit, hidden or not",
+    "hidden_seconds": "of these, while training went on",
+    "faults": "since the process began",
+}
+
+
+class Figures(Tracker):
+    """The figures of one worker: gauges as of the last event, counters since the run began.
+
+    Args:
+        planned_steps: of the whole run.
+
+    Attributes:
+        evaluation: what the last one found, by name; only worker 0 evaluates.
+    """
+
+    def __init__(self, planned_steps: int) -> None:
+        self.evaluation = dict[str, float]()
+        self._totals = Totals()
+        self._faults = 0
+        self._gauges: dict[str, float] = {"participating": 0, "outer_version": 0, "step": 0}
+        self._gauges |= {"planned_steps": planned_steps, "last_event_timestamp_seconds": time.time()}
+
+    @override
+    def begin(self, step: int, totals: Totals) -> None:
+        self._totals = totals
+        self._gauges["step"] = step
+
+    @override
+    def take(self, event: str, values: Mapping[str, Any]) -> None:
+        new: dict[str, float] = {"step": values["step"], "last_event_timestamp_seconds": time.time()}
+        match event:
+            case "step":
+                names = {"loss": "loss", "lr": "learning_rate", "grad_norm": "gradient_norm"}
+                new |= {names[name]: values[name] for name in names}
+            case "sync":
+                new |= {"participating": float(values["committed"]), "peers": values["num_peers"]}
+                if values["committed"]:
+                    new |= {f"pseudo_gradient_{name}": values[name] for name in ("norm", "cosine")}
+                    new["outer_version"] = max(self._gauges["outer_version"], values["outer_step"] + 1)
+            case "eval":
+                self.evaluation = {k: v for k, v in values.items() if isinstance(v, int | float) and k != "step"}
+            case "fault":
+                self._faults += 1
+        self._gauges = self._gauges | new  # at once: another thread may read it
+
+    def gauges(self) -> dict[str, float]:
+        """Return those of `GAUGES` that are known."""
+        totals = self._totals
+        share = totals.hidden_seconds / totals.sync_seconds if totals.sync_seconds else 0.0
+        return {**self._gauges, "alive": 1, "hidden_share": share}
+
+    def counters(self) -> dict[str, float]:
+        """Return all of `COUNTERS`."""
+        totals = replace(self._totals)  # it grows meanwhile
+        committed = totals.num_syncs - totals.refused_syncs
+        own = {"inner_steps": totals.steps, "syncs": totals.num_syncs, "committed_syncs": committed}
+        known = vars(totals) | own | {"faults": self._faults}
+        return {name: known[name] for name in COUNTERS}
+
+    def health(self) -> dict[str, Any]:
+        """Return whether and how the worker trains, in a few figures."""
+        gauges, counters = self.gauges(), self.counters()
+        return {
+            "alive": True,
+            "participating": bool(gauges["participating"]),
+            "step": gauges["step"],
+            "planned_steps": gauges["planned_steps"],
+            "committed_syncs": counters["committed_syncs"],
+            "outer_version": gauges["outer_version"],
+            "seconds_since_last_event": round(time.time() - gauges["last_event_timestamp_seconds"], 3),
+        }
+
+
+class Prometheus(Figures):
     """Serves the figures of a worker over HTTP, on all addresses of this machine.
 
     Args:
@@ -32,25 +131,16 @@ class Prometheus(Tracker):
     name = "prometheus"
 
     def __init__(self, port: int, labels: Mapping[str, str], planned_steps: int) -> None:
-        self._client = need("prometheus_client")
-        self._labels = labels
-        self._figures = Figures(planned_steps)
+        super().__init__(planned_steps)
+        self._client, self._labels = need("prometheus_client"), labels
         registry = self._client.CollectorRegistry()
         registry.register(self)
         try:
-            self._server = _Server(("", port), partial(_Handler, registry, self._figures))
+            self._server = _Server(("", port), partial(_Handler, registry, self))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UserError(f"track.prometheus_port: cannot listen on {port} ({reason}): choose another one") from error
         Thread(target=self._server.serve_forever, name="isthmus-metrics", daemon=True).start()
-
-    @override
-    def begin(self, step: int, totals: Totals) -> None:
-        self._figures.begin(step, totals)
-
-    @override
-    def take(self, event: str, values: Mapping[str, Any]) -> None:
-        self._figures.take(event, values)
 
     @override
     def close(self) -> None:
@@ -59,19 +149,18 @@ class Prometheus(Tracker):
 
     def collect(self) -> Iterator[Any]:
         """Yield all figures, as prometheus_client wants them."""
-        gauges, counters = self._figures.gauges(), self._figures.counters()
-        names, values = list(self._labels), list(self._labels.values())
-        for name in [name for name in GAUGES if name in gauges]:
-            family = self._client.metrics_core.GaugeMetricFamily(_PREFIX + name, GAUGES[name], labels=names)
-            family.add_metric(values, gauges[name])
-            yield family
-        for name, text in COUNTERS.items():
-            family = self._client.metrics_core.CounterMetricFamily(_PREFIX + name, text, labels=names)
-            family.add_metric(values, counters[name])
-            yield family
+        families, labels, values = self._client.metrics_core, list(self._labels), list(self._labels.values())
+        for make_family, texts, figures in (
+            (families.GaugeMetricFamily, GAUGES, self.gauges()),
+            (families.CounterMetricFamily, COUNTERS, self.counters()),
+        ):
+            for name in [name for name in texts if name in figures]:
+                family = make_family(_PREFIX + name, texts[name], labels=labels)
+                family.add_metric(values, figures[name])
+                yield family
         text = "what the last evaluation of the anchor found"
-        family = self._client.metrics_core.GaugeMetricFamily(f"{_PREFIX}evaluation", text, labels=[*names, "measure"])
-        for measure, value in self._figures.evaluation.items():
+        family = families.GaugeMetricFamily(f"{_PREFIX}evaluation", text, labels=[*labels, "measure"])
+        for measure, value in self.evaluation.items():
             family.add_metric([*values, measure], value)
         yield family
 
