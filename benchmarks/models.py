@@ -30,7 +30,7 @@ from isthmus.inner import INNER_OPTIMIZERS
 from isthmus.inner.step import Batch
 from isthmus.recipes import load_config
 from isthmus.spec import build
-from isthmus.tools.profile.device import describe_device
+from isthmus.tools.profile.inner_step import describe_device
 from isthmus.train import assemble, random_state
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -17,7 +17,7 @@ from isthmus.core import SyncSchedule, UserError, split_balanced
 from isthmus.models import CausalLM
 from isthmus.models.gpt_neox import GPTNeoX
 from isthmus.recipes import load_config
-from isthmus.tools.profile import device, profile, show
+from isthmus.tools.profile import inner_step, profile, show
 from isthmus.tools.profile.inner_step import count_flops, try_micro_batches
 from isthmus.tools.profile.sync import model_uplink
 from isthmus.tools.show import sync_bytes
@@ -39,7 +39,7 @@ class Sleepy(Cast):
 
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch):
-    monkeypatch.setattr(device, "_LEAST_SECONDS", 0.05)
+    monkeypatch.setattr(inner_step, "_LEAST_SECONDS", 0.05)
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ import yaml
 from rich.console import Console
 
 from isthmus.core import UserError
-from isthmus.tools.finished_run import FinishedRun
-from isthmus.tools.modelled import modelled_clock, modelled_utilisation
+from isthmus.tools.finished_run import FinishedRun, modelled_clock, modelled_utilisation
 from isthmus.tools.plot import draw
 from isthmus.tools.report import compare, make_table, readable_bytes
 

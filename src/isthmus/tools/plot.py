@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from isthmus.tools.finished_run import FinishedRun
-from isthmus.tools.modelled import modelled_clock
+from isthmus.tools.finished_run import FinishedRun, modelled_clock
 
 _COLOURS = ("#000000", "#d55e00", "#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#7f7f7f", "#8c6d31")
 

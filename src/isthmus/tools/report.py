@@ -8,8 +8,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from isthmus.tools.finished_run import FinishedRun
-from isthmus.tools.modelled import modelled_utilisation
+from isthmus.tools.finished_run import FinishedRun, modelled_utilisation
 
 LINKS = (10, 100, 1000)  # Mbit/s of the modelled columns
 

@@ -14,11 +14,10 @@ from isthmus.config import RunConfig
 from isthmus.core import State, UserError
 from isthmus.data import DataSet, LeasedBatches, Ledger, open_batches
 from isthmus.data.base import Batches
-from isthmus.train.common_checkpoints import MissingCheckpoints, newest_common
 from isthmus.train.metrics import whole_lines
 from isthmus.train.process import Process
 from isthmus.train.replicated_ledger import ReplicatedLedger
-from isthmus.train.resume_check import no_checkpoint
+from isthmus.train.resume_check import MissingCheckpoints, newest_common, no_checkpoint
 from isthmus.train.stopping import Stopping
 from isthmus.transport import Transport
 from isthmus.transport.elastic.worker_ranks import worker_name

@@ -1,10 +1,17 @@
-"""What keeps a run from going on, said before any worker is started, and by the workers in the same words."""
+"""From which checkpoint a run goes on: one that all workers hold.
+
+What keeps it from going on is said before any worker is started, and by the workers in the same words.
+"""
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from isthmus.config import RunConfig
 from isthmus.core import UserError
@@ -18,6 +25,9 @@ from isthmus.train.checkpoint_files import (
     verify,
 )
 from isthmus.train.run_folder import name_of
+from isthmus.transport import PeerLost, Transport
+
+_MOST_STEPS = 64  # that ranks compare when they resume
 
 
 def check_resume(config: RunConfig) -> None:
@@ -74,3 +84,44 @@ def _is_finished(path: Path, manifest: dict[str, Any]) -> bool:
     except Damaged:
         return False
     return bool(read_plain_part(path)["finished"])
+
+
+class MissingCheckpoints:
+    """The steps whose checkpoint some worker could not write: a run does not go on from there.
+
+    Args:
+        store: reaches all workers.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def add(self, step: int) -> None:
+        """Tell the other workers, before this one takes part in another sync."""
+        with _lost_store():
+            self._store.set(f"unsaved/{step}", "")
+
+    def __contains__(self, step: object) -> bool:
+        """Whether any worker lacks the checkpoint of this step."""
+        with _lost_store():
+            return bool(self._store.check([f"unsaved/{step}"]))
+
+
+@contextmanager
+def _lost_store() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost([], "the store is gone, and with it the process that holds it") from error
+
+
+def newest_common(steps: list[int], transport: Transport) -> int | None:
+    """Return the largest step that is in the lists of all ranks, which all make this call, before any sync."""
+    peers = transport.quorum(0)
+    for gather in (peers.worker_group.all_gather, peers.all_gather):  # then all ranks of all workers know
+        own = torch.full((_MOST_STEPS,), -1, dtype=torch.int64)
+        newest = sorted(steps)[-_MOST_STEPS:]
+        own[: len(newest)] = torch.tensor(newest, dtype=torch.int64)
+        lists = [{step for step in theirs.tolist() if step >= 0} for (theirs,) in gather([own])]
+        steps = list(set.intersection(*lists))
+    return max(steps, default=None)

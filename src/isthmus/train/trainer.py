@@ -19,13 +19,12 @@ from isthmus.inner.micro_batch import find_fastest
 from isthmus.inner.pipelined import PipelinedStep
 from isthmus.train import assemble, random_state
 from isthmus.train.checkpoint import Checkpoints, NotSaved
-from isthmus.train.common_checkpoints import MissingCheckpoints
 from isthmus.train.evaluate import evaluate
 from isthmus.train.lifecycle import ElasticLifecycle, Lifecycle
 from isthmus.train.metrics import MetricsFile, Totals
 from isthmus.train.process import Process, peers_named, restart_reasons
 from isthmus.train.reshard import load_resharded
-from isthmus.train.resume_check import already_finished
+from isthmus.train.resume_check import MissingCheckpoints, already_finished
 from isthmus.train.run_folder import make_run_dir, metrics_path, reason_of, write_file
 from isthmus.train.summary import part_of_summary, write_summary
 from isthmus.train.trackers import Trackers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 
 from torch import nn
 
@@ -17,30 +17,17 @@ from isthmus.train.process import Process
 from isthmus.train.reshard import RankParts
 
 
+@dataclass
 class WorkerState:
-    """All that changes while a rank trains.
+    """All that changes while a rank trains; `model` is this rank's part of it."""
 
-    Args:
-        seed: of the run.
-        process: this one.
-        model: this rank's part of it.
-        inner_step: of the model.
-        method: of the model, too.
-        lifecycle: knows this worker's batches.
-    """
-
-    def __init__(
-        self,
-        seed: int,
-        process: Process,
-        model: nn.Module,
-        inner_step: SupervisedStep | AdversarialStep,
-        method: Method,
-        lifecycle: Lifecycle,
-    ) -> None:
-        self._seed, self._process = seed, process
-        self.model, self.inner_step, self.method, self._lifecycle = model, inner_step, method, lifecycle
-        self.totals = Totals()
+    run_seed: int
+    process: Process
+    model: nn.Module
+    inner_step: SupervisedStep | AdversarialStep
+    method: Method
+    lifecycle: Lifecycle
+    totals: Totals = field(default_factory=Totals)
 
     def state_dict(self) -> State:
         """Return the state after the present step; tensors are live, not copies."""
@@ -50,7 +37,7 @@ class WorkerState:
             "model": local_state(named_tensors(self.model)),
             "method": method,
             "inner_step": local_state(self.inner_step.state_dict()),
-            "stream": self._lifecycle.batches_state(method),
+            "stream": self.lifecycle.batches_state(method),
             "generators": random_state.save(),
             "totals": asdict(self.totals),
         }
@@ -59,11 +46,11 @@ class WorkerState:
         """Go on from what was saved after `step`."""
         load_local_model(self.model, state["model"])
         self.load_own(state)
-        self._lifecycle.batches.load_state_dict(state["stream"])
+        self.lifecycle.batches.load_state_dict(state["stream"])
         if "generators" in state:
             random_state.load(state["generators"])
         else:  # the ranks were others
-            random_state.seed(self._seed + step, self._process.dropout_seed)
+            random_state.seed(self.run_seed + step, self.process.dropout_seed)
         self.method.load_state_dict(state["method"])  # last: it sends again what was in flight
 
     def load_own(self, state: State) -> None:

@@ -1,4 +1,4 @@
-"""One worker's part: check this machine, join the others as training does, compare, measure, judge."""
+"""One worker's part: check this machine, join the others as training does, compare, measure, judge, print."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import platform
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
@@ -17,15 +17,16 @@ from typing import Any
 
 import torch
 import yaml
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
 
 from isthmus.config import RunConfig, dump
 from isthmus.core import UserError
 from isthmus.core.types import Peers
 from isthmus.parallel import ParallelDims
-from isthmus.tools.doctor.compare import Check, compare_clocks, compare_workers, judge_network
+from isthmus.tools.doctor.compare import Check, compare_clocks, compare_workers, judge_network, readable_bits
 from isthmus.tools.doctor.measure import Clock, Network, measure
-from isthmus.tools.doctor.tables import show
 from isthmus.tools.doctor.this_machine import check_this_machine, data_fingerprint
 from isthmus.tools.fork_server import ForkServer, end
 from isthmus.tools.show import sync_bytes
@@ -41,6 +42,7 @@ from isthmus.transport.wire import all_gather_object
 
 _DIAL_SECONDS, _PAUSE_SECONDS = 5.0, 0.2
 _POLL_SECONDS = 0.1
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _LONGEST_SHARE = 0.1  # of the sync budget that one transfer may take before the doctor has seen enough
 _COMPARED_LATER = {"isthmus version": "that of isthmus doctor"}  # a difference is told, and does not end the meeting
 
@@ -186,3 +188,43 @@ def doctor_on_this_machine(config: RunConfig) -> int:
         print(logs[0].read_text(errors="replace"), end="")
         codes = [child.returncode for child in children]
     return next((code if code > 0 else 1 for code in codes if code), 0)
+
+
+def show(
+    console: Console, findings: dict[str, list[Check]], names: Sequence[str] = (), network: Network | None = None
+) -> None:
+    """Print the findings by worker, the network between the workers of these names, and a verdict."""
+    table = Table("check", "worker", "", box=SIMPLE_HEAD)
+    table.add_column("found", overflow="fold")
+    table.add_column("what to do", overflow="fold")
+    grouped: dict[Check, list[str]] = {}
+    for worker, checks in findings.items():
+        for check in checks:
+            grouped.setdefault(check, []).append(worker)
+    order = list(dict.fromkeys(check.name for check in grouped))
+    for check, workers in sorted(grouped.items(), key=lambda item: order.index(item[0].name)):
+        status = f"[{_COLOURS[check.status]}]{check.status}[/]"
+        table.add_row(check.name, ", ".join(workers), status, _plain(check.found), _plain(check.advice))
+    console.print(table)
+    if network is not None:
+        console.print(_network_table(names, network))
+    counts = {status: sum(check.status == status for check in grouped) for status in _COLOURS}
+    if counts["fail"]:
+        console.print(f"{counts['fail']} to change before this run can go well, {counts['warn']} to look at")
+    else:
+        console.print("all is well" + (f", but look at {counts['warn']}" if counts["warn"] else ""))
+
+
+def _network_table(names: Sequence[str], network: Network) -> Table:
+    table = Table("worker", box=SIMPLE_HEAD)
+    for header in ("receives from all others at", "clock ahead by", "round trip"):
+        table.add_column(header, justify="right")
+    round_trip = f"{1000 * network.round_trip_seconds:.3g} ms"
+    for name, rate, ahead in zip(names, network.download_bytes_per_second, network.clocks_ahead_seconds, strict=True):
+        table.add_row(name, readable_bits(rate), f"{ahead:.3f} s", round_trip)
+    return table
+
+
+def _plain(text: str) -> str:
+    """Escape a text, so that rich does not take it for markup."""
+    return text.replace("[", r"\[")
