@@ -13,8 +13,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 from tests.launched import ROOT, RUN, all_gone, events, finish, wait_until, workers_of
 
+from isthmus.core import UserError
+from isthmus.recipes import load_config
+from isthmus.tools.fork_server import ForkServer
+from isthmus.tools.launch import launch
 from isthmus.tools.workers import world_environment
 
 
@@ -42,6 +47,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
         launcher.communicate()
 
 
+def refused(config: Path, *overrides: str, workers: int = 2, resume: bool = False) -> str:
+    """Return why a launch is refused, which has started no worker: its server is not even entered."""
+    with pytest.raises(UserError) as error:
+        launch(load_config(config, list(overrides), workers, resume), Console(), ForkServer(), resume)
+    return str(error.value)
+
+
 @pytest.mark.processes
 def test_launch_trains_reports_and_joins(config, start, tmp_path):
     # a layer of the launcher's own configuration: its workers must not apply it a second time, above --set
@@ -61,9 +73,8 @@ def test_launch_trains_reports_and_joins(config, start, tmp_path):
     assert "\x1b" not in out
     assert f"{summary['eval_loss']:.3f}" in out
 
-    code, _, err = finish(start(config, "--set", "train.steps=40"))
-    assert code == 2
-    assert err == f"error: {run} holds a run already: go on with it by --resume, or choose another train.run_dir\n"
+    said = refused(config, "train.steps=40")
+    assert said == f"{run} holds a run already: go on with it by --resume, or choose another train.run_dir"
 
 
 @pytest.mark.processes
@@ -148,12 +159,11 @@ def test_what_a_worker_finds_wrong_is_the_launchers_error(config, start, tmp_pat
     assert "step" in out
 
 
-@pytest.mark.processes
-def test_what_is_known_before_is_said_before_any_worker_starts(config, start, tmp_path):
-    for override, message in {"data.source=./nowhere": "does not exist", "inner.optimizer.lr=nan": "finite"}.items():
-        code, out, err = finish(start(config, "--set", override))
-        assert (code, out) == (2, "")
-        assert message in err
+@pytest.mark.parametrize(
+    ("override", "message"), [("data.source=./nowhere", "does not exist"), ("inner.optimizer.lr=nan", "finite")]
+)
+def test_what_is_known_before_is_said_before_any_worker_starts(config, tmp_path, override, message):
+    assert message in refused(config, override)
     assert not (tmp_path / "run").exists()
 
 
@@ -163,11 +173,9 @@ def test_a_finished_run_and_another_model_are_said_by_the_launcher(config, start
     assert (code, err) == (0, "")
     for overrides, message in (
         ((), f"{tmp_path}/run is finished after 10 steps: raise train.steps to train on"),
-        (("--set", "model.arguments.hidden_size=8"), "model.arguments.hidden_size is 4 there and 8 here"),
+        (("model.arguments.hidden_size=8",), "model.arguments.hidden_size is 4 there and 8 here"),
     ):
-        code, out, err = finish(start(config, "--resume", "--workers", 1, "--set", "train.steps=10", *overrides))
-        assert (code, out) == (2, "")
-        assert message in err
+        assert message in refused(config, "train.steps=10", *overrides, workers=1, resume=True)
 
 
 @pytest.mark.processes

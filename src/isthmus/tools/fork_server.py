@@ -23,7 +23,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import Any, Self
 
-_FOR_EVERY_WORKER = ("isthmus.cli", "isthmus.train.worker")
+_FOR_EVERY_WORKER = ("isthmus.cli", "isthmus.train.worker", "torch._dynamo")  # optimizers import the last one
 _POLL_SECONDS = 0.01
 
 
