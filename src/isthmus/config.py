@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
@@ -86,11 +86,16 @@ def _read_outer_optimizer(spec: Any) -> Spec:
     if isinstance(make.func, type):  # torch's own `add_param_group` imports its compiler, which takes a second
         quick = type(make.func.__name__, (make.func,), {"add_param_group": lambda self, group: None})
         make = partial(quick, **make.keywords)
+    try_optimizer(make, "outer.optimizer")
+    return whole
+
+
+def try_optimizer(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], path: str) -> None:
+    """Make an optimizer once, to refuse values that make no sense, or not together."""
     try:
         make([nn.Parameter(torch.zeros(1))])
-    except (ValueError, TypeError, RuntimeError) as error:  # values that make no sense, or not together
-        raise UserError(f"outer.optimizer: {readable_message(error)}") from None
-    return whole
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UserError(f"{path}: {readable_message(error)}") from None
 
 
 def _known_split(name: str) -> str:

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from isthmus.core import UserError, buffer_rules
-from isthmus.models.biggan import BigGAN
-from isthmus.models.moving_average import MovingAverage
+from isthmus.models.biggan import BigGAN, MovingAverage
 
 TINY = BigGAN(num_classes=4, width=8, chunk_size=4, class_size=6)
 

@@ -66,9 +66,7 @@ class Discriminator(nn.Module):
         self.attended = sizes.index(_attention_size(image_size))  # the block before attention
         self.attention = _Attention(channels[self.attended + 1])
         self.score = _linear(channels[-1], 1)
-        self.classes = nn.Embedding(num_classes, channels[-1])
-        nn.init.orthogonal_(self.classes.weight)
-        spectral_norm(self.classes)
+        self.classes = _normalised(nn.Embedding(num_classes, channels[-1]))
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return scores [batch] of images [batch, channels, height, width] and [batch] int64."""
@@ -159,12 +157,13 @@ def _double(x: torch.Tensor) -> torch.Tensor:
 
 
 def _conv(before: int, after: int, size: int, bias: bool = True) -> nn.Module:
-    conv = nn.Conv2d(before, after, size, padding=size // 2, bias=bias)
-    nn.init.orthogonal_(conv.weight)
-    return spectral_norm(conv)
+    return _normalised(nn.Conv2d(before, after, size, padding=size // 2, bias=bias))
 
 
 def _linear(before: int, after: int, bias: bool = True) -> nn.Module:
-    linear = nn.Linear(before, after, bias=bias)
-    nn.init.orthogonal_(linear.weight)
-    return spectral_norm(linear)
+    return _normalised(nn.Linear(before, after, bias=bias))
+
+
+def _normalised(layer: nn.Conv2d | nn.Linear | nn.Embedding) -> nn.Module:
+    nn.init.orthogonal_(layer.weight)
+    return spectral_norm(layer)

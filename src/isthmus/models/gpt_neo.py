@@ -44,16 +44,11 @@ class GPTNeo(Transformer):
         size, inner_size = self.hidden_size, 4 * self.hidden_size
 
         def block() -> nn.Module:
-            attention = {f"{name}_proj": nn.Linear(size, size, bias=name == "out") for name in ("k", "v", "q", "out")}
-            mlp = {"c_fc": nn.Linear(size, inner_size), "c_proj": nn.Linear(inner_size, size)}
-            return nn.ModuleDict(
-                {
-                    "ln_1": nn.LayerNorm(size),
-                    "attn": nn.ModuleDict({"attention": nn.ModuleDict(attention)}),
-                    "ln_2": nn.LayerNorm(size),
-                    "mlp": nn.ModuleDict(mlp),
-                }
-            )
+            matrices = {f"{name}_proj": nn.Linear(size, size, bias=name == "out") for name in ("k", "v", "q", "out")}
+            attention = nn.ModuleDict({"attention": nn.ModuleDict(matrices)})
+            mlp = nn.ModuleDict({"c_fc": nn.Linear(size, inner_size), "c_proj": nn.Linear(inner_size, size)})
+            norms = (nn.LayerNorm(size), nn.LayerNorm(size))
+            return nn.ModuleDict({"ln_1": norms[0], "attn": attention, "ln_2": norms[1], "mlp": mlp})
 
         sizes = {"wte": self.vocab_size, "wpe": self.sequence_length}
         embeddings = {name: embedding_outline(number, size) for name, number in sizes.items()}

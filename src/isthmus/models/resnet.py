@@ -13,14 +13,15 @@ from isthmus.core.types import UserError
 from isthmus.inner.step import Batch
 from isthmus.models.base import check_at_least, seeded
 
-_LARGE = (256, 512, 1024, 2048)
+_LARGE = [256, 512, 1024, 2048]
+_OPTIONS = ("layer_type", "embedding_size", "hidden_sizes", "depths")  # of transformers
 _DEPTHS = {  # kind of block, channels of the stem, channels of each stage, blocks of each stage
-    8: ("basic", 16, (16, 32, 64), (1, 1, 1)),
-    18: ("basic", 64, (64, 128, 256, 512), (2, 2, 2, 2)),
-    34: ("basic", 64, (64, 128, 256, 512), (3, 4, 6, 3)),
-    50: ("bottleneck", 64, _LARGE, (3, 4, 6, 3)),
-    101: ("bottleneck", 64, _LARGE, (3, 4, 23, 3)),
-    152: ("bottleneck", 64, _LARGE, (3, 8, 36, 3)),
+    8: ("basic", 16, [16, 32, 64], [1, 1, 1]),
+    18: ("basic", 64, [64, 128, 256, 512], [2, 2, 2, 2]),
+    34: ("basic", 64, [64, 128, 256, 512], [3, 4, 6, 3]),
+    50: ("bottleneck", 64, _LARGE, [3, 4, 6, 3]),
+    101: ("bottleneck", 64, _LARGE, [3, 4, 23, 3]),
+    152: ("bottleneck", 64, _LARGE, [3, 8, 36, 3]),
 }
 _TOP = 5  # classes of which one must be right, where there are more than twice as many
 
@@ -50,16 +51,9 @@ class ResNet:
         """Make the model with float32 weights drawn from `seed`."""
         from transformers import ResNetConfig, ResNetForImageClassification  # takes seconds to import
 
-        layer_type, embedding_size, hidden_sizes, depths = _DEPTHS[self.depth]
         make: Any = ResNetConfig  # which takes `num_labels`, though its signature does not say so
-        config = make(
-            num_channels=self.num_channels,
-            embedding_size=embedding_size,
-            hidden_sizes=list(hidden_sizes),
-            depths=list(depths),
-            layer_type=layer_type,
-            num_labels=self.num_classes,
-        )
+        options = dict(zip(_OPTIONS, _DEPTHS[self.depth], strict=True))
+        config = make(**options, num_channels=self.num_channels, num_labels=self.num_classes)
         with seeded(seed):
             return ImageClassifier(ResNetForImageClassification(config))
 

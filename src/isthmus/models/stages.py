@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -84,7 +85,7 @@ def split_into_stages(
     names = check_stages(spec, model, num_stages)
     network: Any = model.network
     blocks = dict(enumerate(_blocks(network, names)))
-    spans = [range(*bounds) for bounds in pairwise(_bounds(len(blocks), num_stages))]
+    spans = [span.tolist() for span in np.array_split(range(len(blocks)), num_stages)]  # the first ones are longer
     own, last = range(rank, num_stages, num_ranks), num_stages - 1
     stages = {s: _stage(network, names, spans[s], s == 0, s == last) for s in own}
 
@@ -98,7 +99,7 @@ def split_into_stages(
     return LocalStages(stages, num_stages, next_token_loss, next((ends[s] for s in own if s in ends), None))
 
 
-def _stage(network: nn.Module, names: ModuleNames, numbers: range, is_first: bool, is_last: bool) -> StageModule:
+def _stage(network: nn.Module, names: ModuleNames, numbers: list[int], is_first: bool, is_last: bool) -> StageModule:
     """Copy the skeleton of the network around the same submodules, with only some of its blocks."""
     skeleton = {network.get_submodule(name) for name in ["", *accumulate(names.blocks.split("."), "{}.{}".format)]}
     shared = {id(part): part for part in network.modules() if part not in skeleton}
@@ -133,9 +134,3 @@ def _leave_out(network: nn.Module, names: list[str]) -> None:
 def _elsewhere(inputs: torch.Tensor) -> torch.Tensor:
     """Stand for a submodule of another stage: pass hidden states on, turn position numbers into 0."""
     return inputs if inputs.is_floating_point() else torch.zeros((), device=inputs.device)
-
-
-def _bounds(num_layers: int, num_stages: int) -> list[int]:
-    """Return the first layer of each stage, and the end; the first stages have one more where they differ."""
-    size, rest = divmod(num_layers, num_stages)
-    return [stage * size + min(stage, rest) for stage in range(num_stages + 1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +129,7 @@ class Recogniser(nn.Module):
 
 def decode(frames: Sequence[int]) -> list[int]:
     """Return the letters of a path: repetitions are one letter, unless there is a blank between them."""
-    before = [_BLANK, *frames]
-    return [letter for letter, last in zip(frames, before, strict=False) if letter not in (last, _BLANK)]
+    return [letter for letter, _ in groupby(frames) if letter != _BLANK]
 
 
 def edit_distance(first: Sequence[Any], second: Sequence[Any]) -> int:
@@ -143,13 +143,8 @@ def edit_distance(first: Sequence[Any], second: Sequence[Any]) -> int:
 
 
 def _words(letters: list[int]) -> list[tuple[int, ...]]:
-    words: list[list[int]] = [[]]
-    for letter in letters:
-        if letter == _BETWEEN_WORDS:
-            words.append([])
-        else:
-            words[-1].append(letter)
-    return [tuple(word) for word in words if word]
+    parts = groupby(letters, lambda letter: letter == _BETWEEN_WORDS)
+    return [tuple(word) for is_gap, word in parts if not is_gap]
 
 
 def _check_text(batch: Batch) -> None:

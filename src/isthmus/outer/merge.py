@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 
@@ -15,9 +16,7 @@ class Merge(Protocol):
     replicated: ClassVar[bool]  # whether anchors stay equal on all workers
     keeps_progress: ClassVar[bool]  # whether local parameters still hold what was sent after `resume`: send it once
 
-    def outer_gradient(
-        self, mean: torch.Tensor, own_then: torch.Tensor, own_now: torch.Tensor, share: float
-    ) -> torch.Tensor:
+    def outer_gradient(self, mean: Tensor, own_then: Tensor, own_now: Tensor, share: float) -> Tensor:
         """Return what the outer optimizer receives as gradient.
 
         Args:
@@ -28,7 +27,7 @@ class Merge(Protocol):
         """
         ...
 
-    def resume(self, now: torch.Tensor, then: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+    def resume(self, now: Tensor, then: Tensor, anchor: Tensor) -> Tensor:
         """Return the new local values, given those of now, those at the capture, and the new anchor."""
         ...
 
@@ -41,13 +40,11 @@ class Replace(Merge):
     keeps_progress: ClassVar[bool] = False
 
     @override
-    def outer_gradient(
-        self, mean: torch.Tensor, own_then: torch.Tensor, own_now: torch.Tensor, share: float
-    ) -> torch.Tensor:
+    def outer_gradient(self, mean: Tensor, own_then: Tensor, own_now: Tensor, share: float) -> Tensor:
         return mean
 
     @override
-    def resume(self, now: torch.Tensor, then: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+    def resume(self, now: Tensor, then: Tensor, anchor: Tensor) -> Tensor:
         return anchor
 
 
@@ -58,7 +55,7 @@ class Mix(Replace):
     alpha: float = 0.5
 
     @override
-    def resume(self, now: torch.Tensor, then: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+    def resume(self, now: Tensor, then: Tensor, anchor: Tensor) -> Tensor:
         return torch.lerp(anchor, now, self.alpha)
 
 
@@ -72,9 +69,7 @@ class Eager(Replace):
     replicated: ClassVar[bool] = False
 
     @override
-    def outer_gradient(
-        self, mean: torch.Tensor, own_then: torch.Tensor, own_now: torch.Tensor, share: float
-    ) -> torch.Tensor:
+    def outer_gradient(self, mean: Tensor, own_then: Tensor, own_now: Tensor, share: float) -> Tensor:
         return mean + share * (own_now - own_then)
 
 
@@ -85,5 +80,5 @@ class KeepProgress(Replace):
     keeps_progress: ClassVar[bool] = True
 
     @override
-    def resume(self, now: torch.Tensor, then: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+    def resume(self, now: Tensor, then: Tensor, anchor: Tensor) -> Tensor:
         return anchor + (now - then)

@@ -91,7 +91,10 @@ class Pipeline:
     def _run(self, tokens: torch.Tensor, num_micro_batches: int, backward: bool, scale: float = 1.0) -> torch.Tensor:
         """Run the schedule once; return the batch's mean loss, on all ranks."""
         tokens = tokens.to(self.device, non_blocking=True)
-        schedule = self._schedule(tokens.shape, num_micro_batches, backward)
+        key = (tokens.shape, num_micro_batches, backward)  # receive buffers are made for batches of this shape
+        if key not in self._schedules:
+            self._schedules[key] = self._new_schedule(num_micro_batches, backward)
+        schedule = self._schedules[key]
         run = schedule.step if backward else schedule.eval
         self._scale = scale
         losses: list[torch.Tensor] = []
@@ -100,13 +103,6 @@ class Pipeline:
         loss = torch.stack(losses).detach().sum() / scale if losses else torch.zeros((), device=self.device)
         dist.broadcast(loss, group=self.group, group_src=self.num_ranks - 1)
         return loss
-
-    def _schedule(self, shape: torch.Size, num_micro_batches: int, backward: bool) -> Any:
-        """Return the schedule for batches of this shape, for which its receive buffers are made."""
-        key = (shape, num_micro_batches, backward)
-        if key not in self._schedules:
-            self._schedules[key] = self._new_schedule(num_micro_batches, backward)
-        return self._schedules[key]
 
     def _new_schedule(self, num_micro_batches: int, backward: bool) -> Any:
         from torch.distributed import pipelining  # takes a second to import
@@ -123,9 +119,8 @@ class Pipeline:
 
         if len(stages) > 1:
             return pipelining.ScheduleInterleaved1F1B(stages, num_micro_batches, share_of_loss, scale_grads=False)
-        kind = (
-            pipelining.Schedule1F1B if backward else pipelining.ScheduleGPipe
-        )  # without a backward pass they are the same
+        # without a backward pass they are the same
+        kind = pipelining.Schedule1F1B if backward else pipelining.ScheduleGPipe
         return kind(stages[0], num_micro_batches, share_of_loss, scale_grads=False)
 
     def _lend(self) -> None:

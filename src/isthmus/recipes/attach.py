@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any, TypedDict
 
-import torch
 from pydantic import PositiveInt
 from torch import nn
 from typing_extensions import Unpack, get_protocol_members
 
 from isthmus.compress import COMPRESSORS, Compressor
-from isthmus.config import OUTER_OPTIMIZERS
+from isthmus.config import OUTER_OPTIMIZERS, try_optimizer
 from isthmus.core import Registry, State, UserError, nearest
 from isthmus.outer import MERGES, Merge, Offload, OuterLoop
 from isthmus.outer.state import OuterOptimizer
@@ -205,10 +204,6 @@ def _outer_optimizer(given: Any) -> Spec | OuterOptimizer:
             "optimizer: expected a name, {type: name, ...} or a function that makes the optimizer of the anchors, "
             f"such as partial(torch.optim.SGD, lr=0.7), got {type(given).__name__}"
         )
-    make = given if callable(given) else factory(OUTER_OPTIMIZERS, given, "params")
-    try:
-        make([nn.Parameter(torch.zeros(1))])
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"optimizer: {' '.join(str(error).split())}") from error
+    try_optimizer(given if callable(given) else factory(OUTER_OPTIMIZERS, given, "params"), "optimizer")
     result: Spec | OuterOptimizer = given
     return result

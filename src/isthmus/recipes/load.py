@@ -58,7 +58,8 @@ def load_config(
     recipe = RECIPES.get(name)(_plan(asked))
     derived = _layer(recipe)
     if resume:
-        derived = merge(derived, _derived_at_begin(_run_dir(asked), name, derived))
+        run_dir = asked["train"].get("run_dir", TrainConfig.model_fields["run_dir"].default)
+        derived = merge(derived, _derived_at_begin(Path(str(run_dir)), name, derived))
     values = merge(merge(base, derived), chosen)
     if recipe.schedule is None:
         values["outer"] = {key: value for key, value in values["outer"].items() if key not in _METHOD}
@@ -96,10 +97,6 @@ def _derived_at_begin(run_dir: Path, recipe: str, derived: Layer) -> Layer:
         return {}
     sections = {name: begun.get(name, {}) for name in derived}
     return {name: {key: section[key] for key in derived[name] if key in section} for name, section in sections.items()}
-
-
-def _run_dir(asked: Layer) -> Path:
-    return Path(str(asked["train"].get("run_dir", TrainConfig.model_fields["run_dir"].default)))
 
 
 def _plan(asked: Layer) -> Plan:
