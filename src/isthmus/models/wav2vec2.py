@@ -21,35 +21,25 @@ _KERNELS, _STRIDES = (10, 3, 3, 3, 3, 2, 2), (5, 2, 2, 2, 2, 2, 2)  # of the con
 
 @dataclass(frozen=True)
 class SpeechEncoder:
-    """The options that pre-training and fine-tuning have in common; docs/speech.md has the published sizes.
-
-    Attributes:
-        sample_rate: of the sound, in Hz.
-        num_samples: numbers that a recording is cut or padded to; seven convolutions make a frame of every 320.
-        conv_size: channels of the convolutions.
-        layer_norm_first: layer norm in every convolution and before attention, as in the large model of Libri-Light;
-            else group norm in the first convolution and layer norm after attention.
-        position_kernel: frames that the convolution sees which stands for position embeddings.
-        position_groups: of that convolution.
-        dropout: of hidden states, attention and what enters the transformer.
-        mask_prob: frames masked at most, as a fraction; overlaps make them fewer.
-        mask_length: frames masked together.
-    """
+    """The options that pre-training and fine-tuning have in common; docs/speech.md has the published sizes."""
 
     libraries: ClassVar = ("transformers.models.wav2vec2.modeling_wav2vec2",)
 
-    sample_rate: int = 16_000
+    sample_rate: int = 16_000  # of the sound, in Hz
+    # numbers that a recording is cut or padded to; seven convolutions make a frame of every 320
     num_samples: int = 16_000
     hidden_size: int = 128
     num_layers: int = 4
     num_heads: int = 4
-    conv_size: int = 64
+    conv_size: int = 64  # channels of the convolutions
+    # layer norm in every convolution and before attention, as in the large model of Libri-Light; else group norm in
+    # the first convolution and layer norm after attention
     layer_norm_first: bool = False
-    position_kernel: int = 32
-    position_groups: int = 16
-    dropout: float = 0.0
-    mask_prob: float = 0.65
-    mask_length: int = 10
+    position_kernel: int = 32  # frames that the convolution sees which stands for position embeddings
+    position_groups: int = 16  # of that convolution
+    dropout: float = 0.0  # of hidden states, attention and what enters the transformer
+    mask_prob: float = 0.65  # frames masked at most, as a fraction; overlaps make them fewer
+    mask_length: int = 10  # frames masked together
 
     def __post_init__(self) -> None:
         sizes = ("sample_rate", "hidden_size", "num_layers", "num_heads", "conv_size", "position_kernel")
@@ -99,22 +89,14 @@ class SpeechEncoder:
 
 @dataclass(frozen=True)
 class Wav2Vec2(SpeechEncoder):
-    """Pre-training: tell what stands behind a mask from other masked frames of the same recording.
+    """Pre-training: tell what stands behind a mask from other masked frames of the same recording."""
 
-    Attributes:
-        num_codebooks: groups of the quantiser.
-        codebook_size: entries of each.
-        code_size: of a quantised frame, and of what is compared with it.
-        num_negatives: frames that the right one is hidden among.
-        diversity_weight: of the loss that has all entries used alike.
-        gumbel_temperatures: of the quantiser's choice: at the start, at the end, and the factor of every step between.
-    """
-
-    num_codebooks: int = 2
-    codebook_size: int = 32
-    code_size: int = 64
-    num_negatives: int = 20
-    diversity_weight: float = 0.1
+    num_codebooks: int = 2  # groups of the quantiser
+    codebook_size: int = 32  # entries of each
+    code_size: int = 64  # of a quantised frame, and of what is compared with it
+    num_negatives: int = 20  # frames that the right one is hidden among
+    diversity_weight: float = 0.1  # of the loss that has all entries used alike
+    # of the quantiser's choice: at the start, at the end, and the factor of every step between
     gumbel_temperatures: tuple[float, float, float] = (2.0, 0.5, 0.999995)
 
     def __post_init__(self) -> None:

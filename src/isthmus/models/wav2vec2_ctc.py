@@ -22,15 +22,11 @@ _BLANK, _BETWEEN_WORDS = 0, 4  # <pad> and | of wav2vec 2.0's vocabulary
 
 @dataclass(frozen=True)
 class Wav2Vec2CTC(SpeechEncoder):
-    """Fine-tuning, or training from scratch, on sound with transcripts.
-
-    Attributes:
-        vocab_size: letters and signs; 0 stands for none, 4 between words.
-        pretrained: the folder of an exported `wav2vec2` to begin from; None draws all weights from the seed.
-    """
+    """Fine-tuning, or training from scratch, on sound with transcripts."""
 
     mask_prob: float = 0.05
-    vocab_size: int = 32
+    vocab_size: int = 32  # letters and signs; 0 stands for none, 4 between words
+    # the folder of an exported `wav2vec2` to begin from; None draws all weights from the seed
     pretrained: str | None = None
 
     def __post_init__(self) -> None:

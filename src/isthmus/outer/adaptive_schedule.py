@@ -13,16 +13,11 @@ class AdaptiveSchedule:
 
     Steps are those of the run. As the rank, and with it the message, shrinks, rounds become shorter in proportion: the
     link is as busy as before, and workers part less.
-
-    Attributes:
-        planned: the schedule as configured; holds until the first change.
-        message_fraction: size of the messages of the last committed sync over that of the largest.
-        schedule: of the present round.
     """
 
-    planned: SyncSchedule
-    message_fraction: float = 1.0
-    schedule: SyncSchedule = field(init=False)
+    planned: SyncSchedule  # the schedule as configured; holds until the first change
+    message_fraction: float = 1.0  # size of the messages of the last committed sync over that of the largest
+    schedule: SyncSchedule = field(init=False)  # of the present round
     _offset: int = 0  # steps of the run minus steps of the present round's schedule
 
     def __post_init__(self) -> None:

@@ -40,18 +40,12 @@ class Screened:
 
     The caller sets `peers.weights = screened.weights` before it averages `screened.own`: so whoever asks later whose
     contribution is in the commit gets the right answer too.
-
-    Attributes:
-        own: this worker's pseudo-gradient; zeros where it is left out, so that no compressor remembers it.
-        weights: each worker's share, 0 for those left out, summing to 1.
-        left_out: rank: why.
-        refusal: why nothing can be averaged at all; empty where it can.
     """
 
-    own: Tensors
-    weights: list[float]
-    left_out: dict[int, str]
-    refusal: str = ""
+    own: Tensors  # this worker's pseudo-gradient; zeros where it is left out, so that no compressor remembers it
+    weights: list[float]  # each worker's share, 0 for those left out, summing to 1
+    left_out: dict[int, str]  # rank: why
+    refusal: str = ""  # why nothing can be averaged at all; empty where it can
 
 
 @dataclass(frozen=True)
@@ -61,12 +55,9 @@ class Guard:
     Too long means: longer than `max_norm_factor` times both the median of this sync and that of the last commits.
     A worker's memory of the latter may differ from the others' (it may have joined just now): it is part of the
     report, and the median of what they remember counts, so nothing has to be equal beforehand.
-
-    Attributes:
-        max_norm_factor: infinity switches the norm check off.
     """
 
-    max_norm_factor: float = 10.0
+    max_norm_factor: float = 10.0  # infinity switches the norm check off
 
     def __post_init__(self) -> None:
         if not self.max_norm_factor > 1:

@@ -15,31 +15,18 @@ from isthmus.outer.offload import Offload
 
 @dataclass
 class Sync:
-    """One fragment's round, from capture to finish.
+    """One fragment's round, from capture to finish."""
 
-    Attributes:
-        fragment: index of the fragment.
-        pseudo_gradient: this worker's, float32, in the shapes of the fragment's parameters.
-        params_reset: the local parameters became the anchor after the capture, so they no longer hold this progress.
-        proposal: of this worker's replicated state, made at the capture; None where the sync does not move it.
-        buffers: float32 copies of the buffers that are averaged.
-        excluded: the guard left this worker's contribution out, and nothing of it is kept.
-        outer_step: number of the sync, given when it is sent.
-        outcome: what the communication thread brings back.
-        waited_seconds: how long the training thread waited for the outcome.
-        has_peers: a quorum was formed, and the collectives are not done yet.
-    """
-
-    fragment: int
-    pseudo_gradient: Tensors
-    params_reset: bool
-    proposal: Any = None
-    buffers: Tensors = field(default_factory=list)
-    excluded: bool = False
-    outer_step: int = -1
-    outcome: Future[Outcome] | None = field(default=None, repr=False)
-    waited_seconds: float = 0.0
-    has_peers: bool = False
+    fragment: int  # index of the fragment
+    pseudo_gradient: Tensors  # this worker's, float32, in the shapes of the fragment's parameters
+    params_reset: bool  # the local parameters became the anchor after the capture, so they no longer hold this progress
+    proposal: Any = None  # of this worker's replicated state, made at the capture; None where the sync does not move it
+    buffers: Tensors = field(default_factory=list)  # float32 copies of the buffers that are averaged
+    excluded: bool = False  # the guard left this worker's contribution out, and nothing of it is kept
+    outer_step: int = -1  # number of the sync, given when it is sent
+    outcome: Future[Outcome] | None = field(default=None, repr=False)  # what the communication thread brings back
+    waited_seconds: float = 0.0  # how long the training thread waited for the outcome
+    has_peers: bool = False  # a quorum was formed, and the collectives are not done yet
 
     @property
     def result(self) -> Outcome:
@@ -93,35 +80,22 @@ class Sync:
 
 @dataclass
 class Outcome:
-    """The result of a sync, as the communication thread brings it back.
+    """The result of a sync, as the communication thread brings it back."""
 
-    Attributes:
-        report: what the sync did.
-        mean: mean pseudo-gradient; empty when the sync was refused.
-        message: this worker's pseudo-gradient as the others decoded it; uncompressed where the merge does not ask.
-        compressor_state: the compressor's memory after this sync.
-        weight: this worker's share in the mean.
-        end: the transport's time at which the sync was decided.
-        elastic_state: what an elastic world remembers after this sync; empty in a static one.
-        undecided: this worker could not see whether the others committed.
-        behind: the others have committed without this worker.
-        relative_speed: this worker's share of the fastest worker's speed, in (0, 1].
-        final: trying again is useless.
-        buffers: means of the buffers that are averaged.
-    """
-
-    report: SyncReport
-    mean: Tensors
+    report: SyncReport  # what the sync did
+    mean: Tensors  # mean pseudo-gradient; empty when the sync was refused
+    # this worker's pseudo-gradient as the others decoded it; uncompressed where the merge does not ask
     message: Tensors
-    compressor_state: State
-    weight: float = 0.0
-    end: float = 0.0
+    compressor_state: State  # the compressor's memory after this sync
+    weight: float = 0.0  # this worker's share in the mean
+    end: float = 0.0  # the transport's time at which the sync was decided
+    # what an elastic world remembers after this sync; empty in a static one
     elastic_state: State = field(default_factory=dict)
-    undecided: bool = False
-    behind: bool = False
-    relative_speed: float = 1.0
-    final: bool = False
-    buffers: Tensors = field(default_factory=list)
+    undecided: bool = False  # this worker could not see whether the others committed
+    behind: bool = False  # the others have committed without this worker
+    relative_speed: float = 1.0  # this worker's share of the fastest worker's speed, in (0, 1]
+    final: bool = False  # trying again is useless
+    buffers: Tensors = field(default_factory=list)  # means of the buffers that are averaged
 
 
 def without_contribution(

@@ -16,17 +16,11 @@ from isthmus.outer.offload import Offload
 
 @dataclass(frozen=True)
 class OuterStep:
-    """How one fragment takes its outer step.
+    """How one fragment takes its outer step."""
 
-    Attributes:
-        merge: the method's rule.
-        optimizer: of all anchors.
-        offload: where outer state is, before and after.
-    """
-
-    merge: Merge
-    optimizer: torch.optim.Optimizer
-    offload: Offload
+    merge: Merge  # the method's rule
+    optimizer: torch.optim.Optimizer  # of all anchors
+    offload: Offload  # where outer state is, before and after
 
     def take(
         self, fragment: Fragment, sync: Sync | None, outcome: Outcome, newer: Sync | None, plain: bool, closing: bool

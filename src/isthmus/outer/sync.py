@@ -37,23 +37,14 @@ class _Average:
 
 @dataclass(frozen=True)
 class Exchange:
-    """The part of the method that runs on the communication thread.
+    """The part of the method that runs on the communication thread."""
 
-    Attributes:
-        compressor: how the mean is taken.
-        transport: who takes part.
-        guard: what a contribution must be like.
-        merge: whether anchors are private, and this worker's own message is asked for.
-        hash_every: syncs between two comparisons of the anchors' hash, unless they are private; 0: never.
-        offload: where outer state stays between syncs.
-    """
-
-    compressor: Compressor
-    transport: Transport
-    guard: Guard
-    merge: Merge
-    hash_every: int
-    offload: Offload
+    compressor: Compressor  # how the mean is taken
+    transport: Transport  # who takes part
+    guard: Guard  # what a contribution must be like
+    merge: Merge  # whether anchors are private, and this worker's own message is asked for
+    hash_every: int  # syncs between two comparisons of the anchors' hash, unless they are private; 0: never
+    offload: Offload  # where outer state stays between syncs
 
     def run(self, sync: Sync, fragment: Fragment, state: State, sent: float) -> Outcome:
         """Take the mean of a fragment's pseudo-gradient and commit it; an elastic world may take several attempts.
