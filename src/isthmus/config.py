@@ -1,7 +1,5 @@
 """The schema of a run: sections as pydantic models, components as specs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """An outer loop in the Hugging Face `Trainer`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

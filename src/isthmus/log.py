@@ -4,8 +4,6 @@ Modules write to `logging.getLogger(__name__)`. Without the command line, as wit
 own, nothing is set up here: the lines go wherever your program sends them.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from contextlib import suppress

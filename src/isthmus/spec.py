@@ -5,8 +5,6 @@ constructor's arguments; a component inside a component is a spec again. A check
 that a resolved configuration says everything and changes with no default.
 """
 
-from __future__ import annotations
-
 import inspect
 import typing
 from collections.abc import Iterable, Mapping

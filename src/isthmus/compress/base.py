@@ -1,7 +1,5 @@
 """How a mean is taken in few bytes: the compressor protocol, and codecs that average in one or two shots."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import ClassVar, Protocol

@@ -1,7 +1,5 @@
 """Plain floating-point messages: fp32, bf16, fp16."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """Any codec on the cosine coefficients of square tiles."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Error feedback: what was not sent is added to the next message."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Four-bit floating point: E3M0 and E2M1."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

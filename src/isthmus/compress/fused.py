@@ -4,8 +4,6 @@ The same functions run eagerly wherever torch cannot compile for the GPU, with `
 compiled form does not give the same bits, which is looked at before it is first used.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -26,12 +24,10 @@ _SAMPLE_ROWS = 512
 
 
 def run_compiled(kernel: Kernel, rows: torch.Tensor, *others: Any) -> torch.Tensor:
-    """`kernel(rows, *others)`, compiled where that is possible.
+    """Return `kernel(rows, *others)`, compiled where that is possible.
 
-    Args:
-        kernel: a function of a module, without side effects.
-        rows: [num_rows, width]; any number of rows makes sense.
-        others: small tensors on the same device, and plain numbers.
+    A kernel is a function of a module, without side effects, of rows [num_rows, width], small tensors beside them and
+    plain numbers.
     """
     if rows.is_cuda and len(rows) > 1 and native.wanted():  # one row would be compiled for itself
         width, numbers = rows.shape[1], tuple(other for other in others if not isinstance(other, torch.Tensor))

@@ -1,7 +1,5 @@
 """Low-rank averaging by power iteration."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from statistics import median_low

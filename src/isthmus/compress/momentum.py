@@ -1,7 +1,5 @@
 """Shared momentum: workers keep momentum of their own and share only its compressed part (DCT-momentum)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

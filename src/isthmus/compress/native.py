@@ -4,8 +4,6 @@ The torch code in the codecs is the reference and gives the same bytes (tests/co
 compiler, with `ISTHMUS_NATIVE=0`, or for anything but contiguous CPU tensors, the codecs simply use it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Numbers as bytes: whole ones, sub-byte packing of small integers, Elias-Fano coding of sorted indices."""
 
-from __future__ import annotations
-
 import torch
 
 

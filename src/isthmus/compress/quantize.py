@@ -1,7 +1,5 @@
 """Block-wise symmetric quantisation to 8, 4 or 2 bits."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

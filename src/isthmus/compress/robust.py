@@ -9,8 +9,6 @@ its own part of the result. Nothing is remembered between syncs, so nothing can 
 What the owners' second encoding loses is not fed back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar

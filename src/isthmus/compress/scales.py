@@ -1,7 +1,5 @@
 """Block scales in 8, 16 or 32 bits, made with integer operations on the float's own bits: equal on every device."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """The largest values of every chunk, their indices Elias-Fano coded, their values through any other codec."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Nested state as a skeleton of plain JSON and a list of tensors, and back: for checkpoints and state transfers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """From a name or an import path to a component, and back to its name."""
 
-from __future__ import annotations
-
 import difflib
 from importlib import import_module
 from typing import Any

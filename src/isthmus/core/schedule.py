@@ -1,7 +1,5 @@
 """The schedule of syncs: which fragment begins or finishes its sync after which inner step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from isthmus.core.types import UserError

@@ -1,7 +1,5 @@
 """Work beside training on a GPU: a stream of its own, and copies to pinned memory. On a CPU these are plain calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 

@@ -4,8 +4,6 @@ Everything of the kind stands here, with why, and with a test of the same name i
 where a new version of torch breaks one of these, that test says which.
 """
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from datetime import timedelta

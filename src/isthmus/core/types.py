@@ -1,7 +1,5 @@
 """The types that every floor shares: tensors, state, peers, reports."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol

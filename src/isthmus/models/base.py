@@ -9,8 +9,6 @@ A module may also have
   compute what all workers compute alike, such as moving averages of the anchors.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """BigGAN (arXiv 1809.11096): two networks that train each other, and a moving average of the generator."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager

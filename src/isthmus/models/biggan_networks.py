@@ -1,7 +1,5 @@
 """BigGAN's generator and discriminator (arXiv 1809.11096, appendix B; for 128 x 128 pixels they are its table 4)."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

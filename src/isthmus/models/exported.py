@@ -1,7 +1,5 @@
 """A trained model as a folder: for transformers, where the network is theirs, else for `load_exported`."""
 
-from __future__ import annotations
-
 import json
 from importlib.metadata import version
 from pathlib import Path

@@ -6,8 +6,6 @@ where these are, in images of any kind (arXiv 2002.09797 uses random networks wh
 linear, so images that only have the real ones' pixel means and covariances are told apart.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

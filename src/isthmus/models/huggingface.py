@@ -1,7 +1,5 @@
 """Any causal language model of transformers that a local folder describes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar

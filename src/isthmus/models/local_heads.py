@@ -1,7 +1,5 @@
 """A style of tensor parallelism for attention modules that count their heads themselves."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Published sizes of GPT-Neo, Pythia and GPT-NeoX: names that stand for options of a model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

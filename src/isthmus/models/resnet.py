@@ -1,7 +1,5 @@
 """Residual networks for images, by the classes of transformers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Splitting a causal language model by its layers into the stages of a pipeline."""
 
-from __future__ import annotations
-
 import copy
 from itertools import accumulate
 from typing import Any

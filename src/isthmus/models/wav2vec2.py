@@ -1,7 +1,5 @@
 """Wav2Vec 2.0 (arXiv 2006.11477): pre-training on sound alone, by the classes of transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

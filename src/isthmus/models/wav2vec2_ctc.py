@@ -1,7 +1,5 @@
 """Wav2Vec 2.0 that transcribes speech, one letter or none a frame (CTC), by the classes of transformers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

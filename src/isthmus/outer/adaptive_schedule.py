@@ -1,7 +1,5 @@
 """A schedule of syncs whose round length follows what is worth sending."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 from isthmus.core import State, SyncSchedule

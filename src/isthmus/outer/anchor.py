@@ -1,7 +1,5 @@
 """Anchors: what workers agree on. Their hash, and a look at the model through them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

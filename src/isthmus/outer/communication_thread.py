@@ -1,7 +1,5 @@
 """One communication thread: it fixes the order of collectives and hides them behind training."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import weakref

@@ -1,7 +1,5 @@
 """Whether the parts of an outer loop go together."""
 
-from __future__ import annotations
-
 from isthmus.compress import Compressor
 from isthmus.core import Fragment, SyncSchedule, UserError
 from isthmus.outer.merge import Merge, Mix

@@ -1,7 +1,5 @@
 """How many steps of the schedule one inner step stands for, so that unequal workers reach a sync together."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 

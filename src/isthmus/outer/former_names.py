@@ -1,7 +1,5 @@
 """States that version 0.1.0 saved, under the names that they have today."""
 
-from __future__ import annotations
-
 from isthmus.core.types import State
 
 _TOP = {"rounds": "schedule", "transport": "elastic"}

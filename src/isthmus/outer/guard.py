@@ -5,8 +5,6 @@ they agree on who is left out without another vote. A worker of several ranks is
 reports together first, and each sends the whole worker's to its peers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import Counter

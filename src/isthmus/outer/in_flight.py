@@ -48,12 +48,7 @@ class Sync:
         return self.outcome is not None and self.outcome.done()
 
     def shared(self, elastic_state: State, message_fraction: float) -> State:
-        """Return what a worker that joins may know of this sync.
-
-        Args:
-            elastic_state: what the elastic world remembers after it, as far as that is decided.
-            message_fraction: of the last finished sync, for one that is undecided.
-        """
+        """Return what a worker that joins may know of this sync; undecided ones have the last `message_fraction`."""
         outcome = self.result if self.arrived else None
         return {
             "fragment": self.fragment,

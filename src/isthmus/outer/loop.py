@@ -1,7 +1,5 @@
 """The outer loop: when the syncs of a run begin, arrive and finish."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

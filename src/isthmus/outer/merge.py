@@ -1,7 +1,5 @@
 """How the mean of a sync becomes the new anchor, and where the local parameters go on from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 

@@ -1,7 +1,5 @@
 """Outer state between syncs: it stays beside the parameters, or is offloaded and fetched fragment by fragment."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,12 +19,9 @@ class Offload:
 
     Only a fragment that is captured, sent or finished has its state beside the parameters. Copies are exact, so
     results do not depend on it (docs/identities.md, 38). CPU memory is pinned where there is CUDA.
-
-    Attributes:
-        device: "cpu", or any device that torch has here; None: the state stays beside the parameters.
     """
 
-    device: str | None = None
+    device: str | None = None  # "cpu", or any device that torch has here; None: the state stays beside the parameters
 
     def __post_init__(self) -> None:
         if self.device is None:

@@ -1,7 +1,5 @@
 """The outer step: a committed sync moves anchor and local parameters, a refused one loses no progress."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The outer state: all that the method remembers, in one object with one state dict."""
 
-from __future__ import annotations
-
 import copy
 import json
 import threading

@@ -1,7 +1,5 @@
 """One sync, from top to bottom, as it runs on the communication thread: quorum, guard, average, vote, report."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass, field
@@ -49,11 +47,7 @@ class Exchange:
     def run(self, sync: Sync, fragment: Fragment, state: State, sent: float) -> Outcome:
         """Take the mean of a fragment's pseudo-gradient and commit it; an elastic world may take several attempts.
 
-        Args:
-            sync: what was captured.
-            fragment: whose it is.
-            state: the compressor's memory.
-            sent: the transport's time at which the training thread handed it over.
+        `state` is the compressor's memory, `sent` the transport's time at which the training thread handed it over.
         """
         self.transport.wait_until(sent)
         start = self.transport.now()

@@ -1,7 +1,5 @@
 """A worker's weights sharded over some of its ranks, by FSDP2."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

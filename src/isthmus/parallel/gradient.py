@@ -1,7 +1,5 @@
 """The gradient of a worker's whole model, of which every rank holds a part."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

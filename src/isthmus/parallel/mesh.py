@@ -1,7 +1,5 @@
 """The device mesh: how many ranks a worker has, and where each of them stands."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Pipeline parallelism: the stages of one rank, run over micro-batches by torch's 1F1B schedules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`attach` is the way to a recipe in a training loop of one's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any, TypedDict
@@ -28,30 +26,19 @@ class Overrides(TypedDict, total=False):
 
     A component is a value (`Float4("E3M0")`), a name ("float4"), or what stands in a configuration file
     ({"type": "float4", "format": "E3M0"}).
-
-    Attributes:
-        num_fragments: parts of the model that are synced one after the other.
-        overlap_steps: inner steps between sending a fragment and finishing its sync.
-        warm_start_steps: inner steps at the start of the run that are synced more often.
-        warm_start_every: inner steps between two syncs of the warm start.
-        compressor: how the mean of the workers' pseudo-gradients is taken in few bytes.
-        merge: how a new anchor and the local parameters combine.
-        optimizer: the outer optimizer; as a value, a function that makes one: `partial(SGD, lr=0.7)`.
-        split: how the model is cut into fragments: "whole", "strided" or "balanced".
-        hash_every: syncs between two comparisons of the anchors' hash over all workers.
-        offload: "cpu" keeps anchors and other outer state in CPU memory between syncs.
     """
 
-    num_fragments: int
-    overlap_steps: int
-    warm_start_steps: int
-    warm_start_every: int
-    compressor: Compressor | Spec | str
-    merge: Merge | Spec | str
+    num_fragments: int  # parts of the model that are synced one after the other
+    overlap_steps: int  # inner steps between sending a fragment and finishing its sync
+    warm_start_steps: int  # inner steps at the start of the run that are synced more often
+    warm_start_every: int  # inner steps between two syncs of the warm start
+    compressor: Compressor | Spec | str  # how the mean of the workers' pseudo-gradients is taken in few bytes
+    merge: Merge | Spec | str  # how a new anchor and the local parameters combine
+    # the outer optimizer; as a value, a function that makes one: `partial(SGD, lr=0.7)`
     optimizer: OuterOptimizer | Spec | str
-    split: str
-    hash_every: int
-    offload: str | None
+    split: str  # how the model is cut into fragments: "whole", "strided" or "balanced"
+    hash_every: int  # syncs between two comparisons of the anchors' hash over all workers
+    offload: str | None  # "cpu" keeps anchors and other outer state in CPU memory between syncs
 
 
 _OF_SCHEDULE = ("num_fragments", "overlap_steps", "warm_start_steps", "warm_start_every")

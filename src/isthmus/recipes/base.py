@@ -1,7 +1,5 @@
 """A recipe is a function from a plan to an expression of values."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,12 +46,7 @@ class Recipe:
     ) -> OuterLoop:
         """Join the other workers with this method on `model`; `attach` is the way to it in a loop of one's own.
 
-        Args:
-            model: on its device, and equal on all workers unless there is a `state_dict`.
-            transport: not joined yet.
-            offload: where outer state stays between syncs.
-            state_dict: what the outer loop of an interrupted run returned from its `state_dict()`.
-            options: more of `OuterLoop`, such as `hash_every`.
+        Arguments are those of `attach`; the transport has not joined yet, `options` are more of `OuterLoop`.
         """
         if self.schedule is None:
             raise UserError("ddp has no outer loop: wrap the model in torch's DistributedDataParallel")

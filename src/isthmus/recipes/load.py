@@ -1,7 +1,5 @@
 """From layers to one configuration: defaults < recipe < file < environment < command line."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict

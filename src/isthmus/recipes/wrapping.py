@@ -1,7 +1,5 @@
 """Finds a model whose gradients cross between workers at every step, behind the outer loop's back."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from typing import Any
