@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from isthmus.compress.scales import decode_scale, encode_scale
+from isthmus.compress.packing import decode_scale, encode_scale
 
 SCALES = torch.cat(
     [(0.1 + torch.rand(2000)) * 10.0 ** torch.randint(-12, 5, (2000,)), torch.tensor([1.0, 2.0**-43, 2.0**19])]

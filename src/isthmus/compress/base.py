@@ -101,14 +101,6 @@ class Codec(Compressor):
         joined = iter([view for view in views if view.numel() % self.row != 0])
         return [next(joined if tensor.numel() % self.row else fitting).view(tensor.shape) for tensor in like]
 
-    def num_rows(self, like: Tensors) -> int:
-        """Return the number of rows that tensors of these shapes take."""
-        return -(-sum(tensor.numel() for tensor in like) // self.row)
-
-    def message_bytes(self, like: Tensors) -> int:
-        """Return the bytes of one encoded message of tensors with these shapes."""
-        return self.num_rows(like) * self.row_bytes
-
     @override
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
         rows = self.to_rows(local)

@@ -22,14 +22,10 @@ class DCT(Codec):
 
     Transform and inverse have the same bits on every kind of machine: values are snapped to a grid so fine
     (2**-25 of the tile's largest) and coefficients so short that float64 sums them without rounding, in any order.
-
-    Attributes:
-        codec: sees the coefficients of a tile row by row; its row must divide tile * tile.
-        tile: side of a tile, a multiple of 8, at most 64.
     """
 
-    codec: Codec
-    tile: int = 64
+    codec: Codec  # sees the coefficients of a tile row by row; its row must divide tile * tile
+    tile: int = 64  # side of a tile, a multiple of 8, at most 64
 
     def __post_init__(self) -> None:
         if not 8 <= self.tile <= 64 or self.tile % 8:
@@ -90,10 +86,6 @@ class DCT(Codec):
             self._cut(part, tensor) if self._is_matrix(tensor) else next(flat).view(tensor.shape)
             for part, tensor in zip(parts, like, strict=True)
         ]
-
-    @override
-    def num_rows(self, like: Tensors) -> int:
-        return sum(self._num_tiles(like)) * self.tile**2 // self.row
 
     def _num_tiles(self, tensors: Tensors) -> list[int]:
         """Return the number of tiles of each tensor, 0 for joined ones, then that of all joined ones together."""

@@ -13,14 +13,10 @@ class ErrorFeedback:
     """Compress local + decay * residual, and keep the new residual (EF-SGD; SparseLoCo, arXiv 2508.15706, decay 0.95).
 
     The mean is that of the messages, so it lags behind the mean of `local` by what the residuals hold.
-
-    Attributes:
-        compressor: any compressor.
-        decay: share of the residual that is kept; 1 loses nothing over time.
     """
 
-    compressor: Compressor
-    decay: float = 1.0
+    compressor: Compressor  # any compressor
+    decay: float = 1.0  # share of the residual that is kept; 1 loses nothing over time
 
     @property
     def replicated(self) -> bool:

@@ -8,8 +8,7 @@ from typing_extensions import override
 
 from isthmus.compress import fused, native
 from isthmus.compress.base import Codec, slices
-from isthmus.compress.packing import pack_bits, unpack_bits
-from isthmus.compress.scales import ScaleBits, check_scale_bits, decode_scale, encode_scale
+from isthmus.compress.packing import ScaleBits, check_scale_bits, decode_scale, encode_scale, pack_bits, unpack_bits
 from isthmus.core.types import UserError
 
 _MAGNITUDES = {
@@ -25,16 +24,11 @@ class Float4(Codec):
     E3M0 (Streaming DiLoCo, arXiv 2501.18512): 0 and seven powers of two, 1/64 to 1. E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6,
     over 6. Values go to the nearest in linear distance, so the relative error of E3M0 is at most 1/3 from its
     smallest magnitude up. A block with a value that is not finite decodes to values that are not finite.
-
-    Attributes:
-        format: bits of exponent and mantissa.
-        block: values that share a scale; even.
-        scale_bits: 8 (unsigned minifloat), 16 (bfloat16) or 32 (float32).
     """
 
-    format: Literal["E3M0", "E2M1"] = "E3M0"
-    block: int = 128
-    scale_bits: ScaleBits = 16
+    format: Literal["E3M0", "E2M1"] = "E3M0"  # bits of exponent and mantissa
+    block: int = 128  # values that share a scale; even
+    scale_bits: ScaleBits = 16  # 8 (unsigned minifloat), 16 (bfloat16) or 32 (float32)
 
     def __post_init__(self) -> None:
         if self.format not in _MAGNITUDES:

@@ -30,18 +30,13 @@ class LowRank:
     mean: exp of the entropy of its squared singular values, averaged over matrices. Before the next sync the workers'
     means over their windows are gathered; the middle one, a quarter more so that the rank can grow again, is the rank
     of that sync: agreed by all, whatever their rounding errors and whenever they joined.
-
-    Attributes:
-        rank: columns of P and Q, at most.
-        factors: compressor of both factors (DiLoCoX, arXiv 2506.21263: `Quantize(4)`).
-        bypass: compressor of everything else.
-        window: syncs whose effective ranks count; 0: the rank stays.
     """
 
-    rank: int
+    rank: int  # columns of P and Q, at most
+    # compressor of both factors (DiLoCoX, arXiv 2506.21263: `Quantize(4)`)
     factors: Compressor = field(default_factory=Cast)
-    bypass: Compressor = field(default_factory=lambda: Cast("float16"))
-    window: int = 0
+    bypass: Compressor = field(default_factory=lambda: Cast("float16"))  # compressor of everything else
+    window: int = 0  # syncs whose effective ranks count; 0: the rank stays
 
     def __post_init__(self) -> None:
         if self.rank < 1:

@@ -23,14 +23,10 @@ class SharedMomentum(Compressor):
     g and the unsent part of m are this worker's own and reach the result, so results, and with them the anchors,
     differ between workers (`replicated` is False). The variant in which only the shared mean touches the anchor is
     `ErrorFeedback(DCT(TopK(...)))` under an outer Nesterov optimizer.
-
-    Attributes:
-        compressor: any compressor, `DCT(TopK(...))` in the paper.
-        decay: of the momentum.
     """
 
-    compressor: Compressor
-    decay: float = 0.95
+    compressor: Compressor  # any compressor, `DCT(TopK(...))` in the paper
+    decay: float = 0.95  # of the momentum
     replicated: ClassVar[bool] = False  # every worker's result holds its own pseudo-gradient
 
     @override

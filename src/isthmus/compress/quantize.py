@@ -8,8 +8,7 @@ from typing_extensions import override
 
 from isthmus.compress import fused, native
 from isthmus.compress.base import Codec, slices
-from isthmus.compress.packing import pack_bits, unpack_bits
-from isthmus.compress.scales import ScaleBits, check_scale_bits, decode_scale, encode_scale
+from isthmus.compress.packing import ScaleBits, check_scale_bits, decode_scale, encode_scale, pack_bits, unpack_bits
 from isthmus.core.types import Peers, State, UserError
 
 _HALF_RANGE = {8: 127.0, 4: 7.0, 2: 1.5}  # codes 0 .. 2 * half stand for levels -1 .. 1 times the scale
@@ -28,18 +27,12 @@ class Quantize(Codec):
     With stochastic rounding the mean of the decoded values is the input; 2 bits then take the largest magnitude.
     A block with a value that is not finite decodes to values that are not finite. No single paper; 2 bits with
     error feedback are MuLoCo's (arXiv 2505.23725).
-
-    Attributes:
-        bits: bits of a value.
-        block: values that share a scale; `block * bits` must fill whole bytes.
-        rounding: to the nearest level, or up or down at random.
-        scale_bits: 8 (unsigned minifloat), 16 (bfloat16) or 32 (float32).
     """
 
-    bits: Literal[8, 4, 2] = 8
-    block: int = 128
-    rounding: Literal["nearest", "stochastic"] = "nearest"
-    scale_bits: ScaleBits = 16
+    bits: Literal[8, 4, 2] = 8  # bits of a value
+    block: int = 128  # values that share a scale; `block * bits` must fill whole bytes
+    rounding: Literal["nearest", "stochastic"] = "nearest"  # to the nearest level, or up or down at random
+    scale_bits: ScaleBits = 16  # 8 (unsigned minifloat), 16 (bfloat16) or 32 (float32)
 
     def __post_init__(self) -> None:
         if self.bits not in _HALF_RANGE:

@@ -25,13 +25,9 @@ AddUp = Callable[[Tensors], torch.Tensor]  # norms of this owner's parts of n ve
 
 @dataclass(frozen=True)
 class RobustMean(Compressor):
-    """A mean that bad workers move only so far; messages of a dense codec, combined in two shots.
+    """A mean that bad workers move only so far; messages of a dense codec, combined in two shots."""
 
-    Attributes:
-        codec: writes the messages; not a sparse one, as a coordinate of which most messages are silent has no
-            honest majority.
-    """
-
+    # writes the messages; not a sparse one, as a coordinate of which most messages are silent has no honest majority
     codec: Codec = field(default_factory=Cast)
     replicated: ClassVar[bool] = True
 
@@ -95,11 +91,9 @@ class TrimmedMean(RobustMean):
     """The mean without each coordinate's `trim` largest and smallest values (Yin et al. 2018, option II).
 
     Weights are ignored, but for 0. With `2 * trim` workers or fewer it is the median.
-
-    Attributes:
-        trim: how many bad workers are expected; the price rises with it even if there are none (arXiv 2510.04432).
     """
 
+    # how many bad workers are expected; the price rises with it even if there are none (arXiv 2510.04432)
     trim: int = 1
 
     def __post_init__(self) -> None:
@@ -118,12 +112,9 @@ class NormClip(RobustMean):
 
     The norm is that of the whole fragment, not of a tensor. One worker of share w moves the result by at most
     2 * w * factor * median; it does move it, as much as an honest one.
-
-    Attributes:
-        factor: multiple of the median norm; infinity: the plain mean.
     """
 
-    factor: float = 1.0
+    factor: float = 1.0  # multiple of the median norm; infinity: the plain mean
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,14 +133,10 @@ class CentredClip(RobustMean):
     Karimireddy et al. 2021 (arXiv 2012.10333), algorithm 2. There v begins at the last aggregate and the radius is a
     constant; here v begins at the coordinate median of this sync and the radius is `factor` times the median
     distance from v, so nothing is stored that a bad sync could spoil, and the scale of the gradients does not matter.
-
-    Attributes:
-        factor: radius, as a multiple of the median distance; infinity: the plain mean after one iteration.
-        iterations: how often v moves.
     """
 
-    factor: float = 1.0
-    iterations: int = 3
+    factor: float = 1.0  # radius, as a multiple of the median distance; infinity: the plain mean after one iteration
+    iterations: int = 3  # how often v moves
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,15 +19,11 @@ class TopK(Codec):
 
     Exactly `keep` entries are sent: of equal magnitudes the first. A value that is not finite counts as the
     largest, so it is always sent. A message with impossible indices decodes to NaN.
-
-    Attributes:
-        keep: values kept of each chunk.
-        chunk: values of a row.
-        values: codec of the kept values, in the order of their indices; its row must divide `keep`.
     """
 
-    keep: int = 64
-    chunk: int = 4096
+    keep: int = 64  # values kept of each chunk
+    chunk: int = 4096  # values of a row
+    # codec of the kept values, in the order of their indices; its row must divide `keep`
     values: Codec = field(default_factory=lambda: Quantize(bits=2, block=64, scale_bits=8))
     sparse: ClassVar[bool] = True
 

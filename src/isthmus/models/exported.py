@@ -13,12 +13,7 @@ from isthmus.models.base import MODELS, Module
 
 
 def save_exported(model: nn.Module, spec: dict[str, Any], folder: Path) -> nn.Module | None:
-    """Write `model.safetensors` and `config.json` into a folder.
-
-    Args:
-        model: as its spec builds it.
-        spec: its own, complete: {"type": name, **arguments}.
-        folder: exists.
+    """Write `model.safetensors` and `config.json` of a model, which its complete spec builds, into a folder.
 
     Returns:
         The network of transformers that was written, which its own class loads; None where `load_exported` does.

@@ -69,13 +69,6 @@ def split_into_stages(
     head: what shards a stage's parameters shards the model's, and what is loaded into the model the stages compute
     with. A head that is tied to the embedding is a parameter of the first rank alone, and lent to the last.
 
-    Args:
-        spec: what built `model`.
-        model: the whole model, on its device.
-        rank: of the pipeline.
-        num_ranks: of the pipeline, at least 2.
-        stages_per_rank: above 1 for an interleaved schedule.
-
     Raises:
         UserError: the model has fewer layers than stages, or is of a type that cannot be split.
     """

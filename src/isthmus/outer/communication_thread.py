@@ -20,8 +20,7 @@ _PATIENCE_SECONDS = 10.0  # how long the end of the program waits for a job that
 class CommunicationThread:
     """Runs jobs one after the other on a thread of its own, which ends with this object or with the program.
 
-    Args:
-        device: on a GPU, jobs run on a stream of their own, after what the submitting thread had begun there.
+    On a GPU they have a stream of their own, and begin after what the submitting thread had begun there.
     """
 
     def __init__(self, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008 (a value)

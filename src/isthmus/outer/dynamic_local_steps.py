@@ -10,9 +10,6 @@ class DynamicLocalSteps:
     local updates, arXiv 2401.09135). Times come from the transport's clock. The speed is the mean over the last H inner
     steps or so, older ones counting less and less: steps on a shared processor take now one, now three times as long,
     and a mean over few of them, or of their inverses, would be off.
-
-    Args:
-        local_steps: H, over which the speed is averaged.
     """
 
     def __init__(self, local_steps: int) -> None:

@@ -8,11 +8,10 @@ from isthmus.compress.base import Compressor
 from isthmus.core import Fragment, State, SyncReport, SyncSchedule
 from isthmus.outer.anchor import compare_anchors, worker_fingerprint
 from isthmus.outer.communication_thread import CommunicationThread
-from isthmus.outer.compatibility import check_parts
 from isthmus.outer.dynamic_local_steps import DynamicLocalSteps
 from isthmus.outer.guard import Guard
 from isthmus.outer.in_flight import Sync
-from isthmus.outer.merge import Merge, Replace
+from isthmus.outer.merge import Merge, Replace, check_parts
 from isthmus.outer.offload import Offload
 from isthmus.outer.state import OuterOptimizer, OuterState
 from isthmus.outer.sync import Exchange

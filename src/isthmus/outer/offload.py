@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from isthmus.core import Fragment, UserError
 from isthmus.core.streams import copy_to
+from isthmus.core.torch_internals import tree_map_only
 
 Tree = TypeVar("Tree")  # a tensor, or dicts and lists of tensors and plain values
 
@@ -33,12 +34,16 @@ class Offload:
 
     def put(self, tree: Tree) -> Tree:
         """Offload tensors; on return the copies are complete."""
-        device = self.device
-        return tree if device is None else _map(tree, lambda tensor: copy_to(tensor, torch.device(device)))
+        if self.device is None:
+            return tree
+        device = torch.device(self.device)
+        moved: Tree = tree_map_only(torch.Tensor, lambda tensor: copy_to(tensor, device), tree)
+        return moved
 
     def get(self, tree: Tree, device: torch.device) -> Tree:
         """Return a copy on `device` of what `put` has kept."""
-        moved: Tree = _map(tree, lambda tensor: tensor.to(device, copy=self.device is not None, non_blocking=True))
+        copies = self.device is not None
+        moved: Tree = tree_map_only(torch.Tensor, lambda t: t.to(device, copy=copies, non_blocking=True), tree)
         return moved
 
     @contextmanager
@@ -67,13 +72,3 @@ def _move(
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and name != "step":  # torch leaves step counts on the CPU
                 state[name] = move(value)
-
-
-def _map(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return change(tree)
-    if isinstance(tree, dict):
-        return {key: _map(value, change) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(_map(value, change) for value in tree)
-    return tree

@@ -117,10 +117,7 @@ class OuterState:
     def finish(self, index: int, outcome: Outcome, captured: list[Sync]) -> None:
         """Finish a fragment's sync: take its outer step or, where it was refused, keep its progress for the next one.
 
-        Args:
-            index: of the fragment; nothing is in flight of it where the sync is the empty one before the first.
-            outcome: what came back.
-            captured: what was captured just now and is sent next (full delay).
+        Nothing is in flight of it where the sync is the empty one before the first; `captured` is what is sent next.
         """
         sync = self.in_flight.pop(index, None)
         newer = next((each for each in captured if each.fragment == index), None)
@@ -190,11 +187,8 @@ class OuterState:
         A sync in flight comes with its mean; one for which training waits is finished first. One that still looks for
         workers after a while comes without: perhaps it waits for the very worker that asks, which is to send it too.
 
-        Args:
-            wait_seconds: for a sync that is on its way to be decided.
-
         Raises:
-            TransportError: it was not decided within that time.
+            TransportError: a sync on its way was not decided within that time.
         """
         begin = time.monotonic()
         while time.monotonic() < begin + wait_seconds:

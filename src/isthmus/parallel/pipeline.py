@@ -30,18 +30,16 @@ class Pipeline:
 
     Every rank calls the same method with the same batch. 1F1B (arXiv 2104.04473), interleaved where a rank has
     several stages.
+
+    Args:
+        stages: this rank's; may be sharded by `fully_shard`, each as a whole.
+        device_mesh: of this worker, with a dimension "pp".
+        precision: the context of forward passes in training (autocast).
     """
 
     def __init__(
         self, stages: LocalStages, device_mesh: DeviceMesh, precision: AbstractContextManager[Any] | None = None
     ) -> None:
-        """Join the other ranks' stages.
-
-        Args:
-            stages: this rank's; may be sharded by `fully_shard`, each as a whole.
-            device_mesh: of this worker, with a dimension "pp".
-            precision: the context of forward passes in training (autocast).
-        """
         self.stages = stages
         self.group = device_mesh.get_group("pp")
         self.rank, self.num_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
@@ -56,10 +54,7 @@ class Pipeline:
     ) -> torch.Tensor:
         """Leave the gradient of the batch's mean loss in the parameters; return that loss, on all ranks.
 
-        Args:
-            batch: this rank's.
-            micro_batch_size: samples per forward pass; None makes as many micro-batches as there are ranks.
-            loss_scale: of the gradient, not of the loss returned.
+        The gradient is multiplied by `loss_scale`, the loss is not.
 
         Raises:
             UserError: the batch does not split into as many equal micro-batches as the schedule needs.
@@ -151,13 +146,7 @@ class Pipeline:
 
 
 def count_micro_batches(batch_size: int, micro_batch_size: int | None, num_ranks: int, stages_per_rank: int = 1) -> int:
-    """Return into how many micro-batches a pipeline splits a batch.
-
-    Args:
-        batch_size: samples of this rank's batch.
-        micro_batch_size: samples; None for as many micro-batches as ranks.
-        num_ranks: of the pipeline.
-        stages_per_rank: above 1 for the interleaved schedule.
+    """Return into how many micro-batches a pipeline splits a rank's batch; by default into as many as there are ranks.
 
     Raises:
         UserError: the micro-batches would be of different sizes, too few, or make no equal rounds.

@@ -96,11 +96,6 @@ def outer_sgd(plan: Plan, local_steps: int, short_run_momentum: float = 0.8) -> 
     1, 0.6 for 2 to 7, 0.8 from 8 on (Scaling Laws for DiLoCo, arXiv 2503.09799). Momentum 0.9 moves the anchor by up
     to ten pseudo-gradients, too far where few outer steps are to come: 0.8 then, and less where a round of delay comes
     on top. Where H is so small that workers hardly part, at most 0.6 however long the run (docs/learning.md).
-
-    Args:
-        plan: the run.
-        local_steps: H, which with the length of the run makes the number of outer steps.
-        short_run_momentum: where few outer steps are to come.
     """
     lr = 0.4 if plan.num_workers == 1 else 0.6 if plan.num_workers < 8 else 0.8
     if local_steps < _LARGE_H:
