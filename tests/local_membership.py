@@ -98,7 +98,6 @@ class LocalMembership(Membership):
         disturb: called with "rendezvous" and "connect" when these are about to happen; may raise.
     """
 
-    name = ""
     contact = None
 
     def __init__(

@@ -101,13 +101,8 @@ class ElasticPart(Protocol):
     All calls but `interrupt` come from the communication thread.
     """
 
-    @property
-    def replicated_state(self) -> ReplicatedState | None:
-        """The state that moves with the commits; None where there is none."""
-
-    @property
-    def state_addresses(self) -> list[str]:
-        """The addresses at which each rank of this worker serves its part of the state to others."""
+    replicated_state: ReplicatedState | None  # what moves with the commits
+    state_addresses: list[str]  # at which each rank of this worker serves its part of the state to others
 
     @property
     def relative_speed(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 
 import torch
@@ -19,12 +20,8 @@ class SendRecv:
 
     gloo cannot be asked whether a message is through, and loses one whose wait runs out of time: so a thread waits.
 
-    Args:
-        group: of gloo.
-        rank: of this member.
-        outgoing: [n] uint8 for each member, in rank order.
-        incoming: [n] uint8 of each member, in rank order: to be filled.
-        seconds: after which the thread gives up.
+    `outgoing` and `incoming` are [n] uint8 for and of each member, in rank order, `incoming` to be filled. After
+    `seconds` the thread gives up.
     """
 
     def __init__(
@@ -35,8 +32,7 @@ class SendRecv:
         incoming: Sequence[torch.Tensor],
         seconds: float,
     ) -> None:
-        self._error: RuntimeError | None = None
-        self._over = threading.Event()
+        self._result = Future[None]()
         others = [other for other in range(len(outgoing)) if other != rank]
         incoming[rank].copy_(outgoing[rank])
         works = [group.recv([incoming[other]], other, 0) for other in others if len(incoming[other])]
@@ -49,20 +45,20 @@ class SendRecv:
         Raises:
             RuntimeError: a connection broke, or they are not yet through.
         """
-        if not self._over.wait(None if timeout is None else timeout.total_seconds()):
-            raise RuntimeError("the messages are not through yet")
-        if self._error is not None:
-            raise self._error
+        try:
+            self._result.result(None if timeout is None else timeout.total_seconds())
+        except TimeoutError as error:
+            raise RuntimeError("the messages are not through yet") from error
         return True
 
     def is_completed(self) -> bool:
         """Return whether all messages are through, or have failed."""
-        return self._over.is_set()
+        return self._result.done()
 
     def _wait(self, works: list[dist.Work], timeout: timedelta) -> None:
         try:
             for work in works:
                 work.wait(timeout)
+            self._result.set_result(None)
         except RuntimeError as error:
-            self._error = error
-        self._over.set()
+            self._result.set_exception(error)

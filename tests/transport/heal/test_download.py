@@ -15,12 +15,12 @@ def promise(value: int, name: str = "v1") -> Manifest:
 
 def elect(offers: dict[str, Manifest]):
     """The elected manifest, and what each donor got from its offer."""
-    download = Download(list(offers), patience_seconds=20)
+    download = Download(list(offers), 20, time.monotonic() + 20)
     with ThreadPoolExecutor(len(offers)) as threads:
         answers = {donor: threads.submit(download.offer, donor, manifest) for donor, manifest in offers.items()}
         try:
-            elected = download.elect(time.monotonic() + 20)
-            download.receive(Incoming(elected), time.monotonic() + 20)
+            elected = download.elect()
+            download.receive(Incoming(elected))
             return elected, {donor: str(answer.exception()) for donor, answer in answers.items()}
         finally:
             download.end()
@@ -52,9 +52,9 @@ def test_a_chunk_is_asked_again_when_it_was_given_back_or_takes_too_long():
     outgoing = Outgoing(Snapshot("v1", {"values": torch.zeros(4)}), 8)
     incoming = Incoming(Manifest.parse(outgoing.manifest, 16))
     chunks = [memoryview(b"".join(outgoing.chunk(index))) for index in range(2)]
-    download = Download(["a", "b"], patience_seconds=0.01)
+    download = Download(["a", "b"], 0.01, time.monotonic() + 20)
     with ThreadPoolExecutor(1) as thread:
-        done = thread.submit(download.receive, incoming, time.monotonic() + 20)
+        done = thread.submit(download.receive, incoming)
         assert download.offer("a", incoming.manifest) is incoming
         assert [download.reserve(wait=True), download.reserve(wait=False), download.reserve(wait=False)] == [
             0,

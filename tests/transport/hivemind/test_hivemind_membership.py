@@ -383,7 +383,7 @@ def test_isthmus_dht_says_what_workers_need_and_ends_cleanly(worker, tmp_path):
 def test_hundreds_of_mutated_streams_over_libp2p_leave_a_running_sync_unharmed(three):
     a, _, c = three
     peers = sync(*three)
-    hello = Frame(Kind.OPEN_DATA, bytes.fromhex(a._matched.id.hex()), 2).header()
+    hello = Frame(Kind.OPEN_DATA, bytes.fromhex(a._rendezvous_id), 2).header()
     dice = random.Random(1)
 
     async def attack():

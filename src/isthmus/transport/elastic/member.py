@@ -13,7 +13,7 @@ from typing import Any
 from typing_extensions import override
 
 from isthmus.core.types import State, WorkerGroup
-from isthmus.transport.base import Behind, ElasticPart, Leaving, RankLost, ReplicatedState, TransportError
+from isthmus.transport.base import Behind, ElasticPart, Leaving, RankLost, TransportError
 from isthmus.transport.elastic import rank_consensus
 from isthmus.transport.elastic.election import leaders
 from isthmus.transport.elastic.history import CommitHistory
@@ -49,7 +49,7 @@ class ElasticMember(ElasticPart):
         self.token = hashlib.blake2b(json.dumps(shared_config, sort_keys=True).encode(), digest_size=16).hexdigest()
         self.worker_group: WorkerGroup = SINGLE_RANK
         self.leaving = threading.Event()
-        self._addresses: list[str] = []  # where each of this worker's ranks serves its part of the state
+        self.replicated_state, self.state_addresses = history.replicated_state, []
         self._start_deadline = 0.0  # until then a new run waits for all its workers
         self._outer_step, self._proposal = 0, None  # of the sync that this worker asks for
         self._speed = 0.0  # inner steps a second
@@ -63,7 +63,7 @@ class ElasticMember(ElasticPart):
     def connect(self, worker_group: WorkerGroup, state_address: str) -> None:
         """Begin to take part with these connected ranks, of which this one serves its part of the state there."""
         self.worker_group = worker_group
-        self._addresses = worker_group.all_gather_object(state_address)
+        self.state_addresses = worker_group.all_gather_object(state_address)
         self._start_deadline = time.monotonic() + JOIN_BUDGETS * self.sync_budget_seconds
 
     def ask_for(self, outer_step: int, proposal: Any) -> None:
@@ -105,16 +105,6 @@ class ElasticMember(ElasticPart):
         """Log a line about this worker, once for all of its ranks."""
         if self.worker_group.rank == 0:
             _LOGGER.info("%s: %s", self.membership.name, message)
-
-    @property
-    @override
-    def replicated_state(self) -> ReplicatedState | None:
-        return self.history.replicated_state
-
-    @property
-    @override
-    def state_addresses(self) -> list[str]:
-        return self._addresses
 
     @property
     @override
@@ -180,7 +170,7 @@ class ElasticMember(ElasticPart):
             "chain": history.chain,
             "outer_step": self._outer_step,
             "needed_workers": max(self.min_workers, self.expected_workers if is_new_run else 0),
-            "addresses": self._addresses,
+            "addresses": self.state_addresses,
             "healed": self._healed,
             "proposal": self._proposal,
             "finished": False,

@@ -23,9 +23,7 @@ class Rendezvous:
 class Membership(Protocol):
     """Finds workers and connects them. All calls but `connect` and `leave` come from the one communication thread."""
 
-    @property
-    def name(self) -> str:
-        """This worker's name: unique in the run, and the same again after a restart."""
+    name: str  # this worker's: unique in the run, and the same again after a restart
 
     @property
     def contact(self) -> Any:
@@ -72,10 +70,6 @@ class Membership(Protocol):
 
 
 def check_grace(seconds: float) -> None:
-    """Refuse a stragglers' grace that is none.
-
-    Raises:
-        UserError: it is negative, infinite or not a number.
-    """
+    """Raise a `UserError` where a stragglers' grace is no number of seconds."""
     if not (seconds >= 0 and math.isfinite(seconds)):
         raise UserError(f"grace_seconds is {seconds:g}: it should be a number of seconds, 0 for no grace at all")

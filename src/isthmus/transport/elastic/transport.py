@@ -67,13 +67,9 @@ class ElasticTransport(ConfiguredTransport):
         self.num_workers = expected_workers or min_workers
         ranks = {"ranks per worker": str(ranks_per_worker)}
         shared_config = {"isthmus version": version("isthmus"), **ranks, **(shared_config or {})}
+        history = CommitHistory(replicated_state)
         self.elastic = ElasticMember(
-            membership,
-            CommitHistory(replicated_state),
-            shared_config,
-            min_workers,
-            self.num_workers,
-            sync_budget_seconds,
+            membership, history, shared_config, min_workers, self.num_workers, sync_budget_seconds
         )
         self._slow_joiners = SlowJoiners(JOIN_BUDGETS * sync_budget_seconds)
         self._server: StateServer | None = None

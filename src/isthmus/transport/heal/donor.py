@@ -35,9 +35,8 @@ class StateServer:
         host: address of this machine at which the others reach it.
         port: 0 takes a free one.
         token: secret of the run.
-        provide: makes a consistent snapshot; blocks until training allows it, at most the given seconds, then raises.
-            Called in a thread of the server, once at a time.
-        provide_seconds: what `provide` is given.
+        provide: makes a consistent snapshot, in a thread of the server; blocks until training allows it, at most the
+            given `provide_seconds`, then raises.
         keep_seconds: how long a snapshot, or a connection, is kept idle.
         chunk_bytes: equal on all workers, at most 16 MiB.
 

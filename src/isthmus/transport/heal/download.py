@@ -17,25 +17,30 @@ class Download:
     Args:
         donors: their names, the most trusted first.
         patience_seconds: after which a chunk asked of one donor is asked also of one that has nothing else to do.
+        deadline: for everything, on `time.monotonic()`.
     """
 
-    def __init__(self, donors: list[str], patience_seconds: float) -> None:
+    def __init__(self, donors: list[str], patience_seconds: float, deadline: float) -> None:
+        self.patience_seconds, self.deadline = patience_seconds, deadline
         self.chunks: Counter[str] = Counter()  # how many came from each donor
         self.dropped: dict[str, str] = {}  # donors that failed, and why
         self.ended = False
-        self._donors, self._patience_seconds = donors, patience_seconds
+        self._donors = donors
         self._offers: dict[str, Manifest] = {}
         self._incoming: Incoming | None = None
         self._missing: dict[int, None] = {}  # an ordered set
         self._asked_at: dict[int, float] = {}
         self._changed = threading.Condition()
 
-    def elect(self, deadline: float) -> Manifest:
-        """Wait for the donors' manifests; returns the majority's.
+    def patience(self) -> float:
+        """Return the seconds that one call on a connection may wait; raise `TimeoutError` where none are left."""
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return min(self.patience_seconds, left)
 
-        Raises:
-            TransportError: there is none, or the donors disagree about the contents of a state.
-        """
+    def elect(self) -> Manifest:
+        """Wait for the donors' manifests; return the majority's, which there must be for each state."""
         with self._changed:
             while True:
                 offers = [self._offers[donor] for donor in self._donors if donor in self._offers]
@@ -44,19 +49,15 @@ class Download:
                     break
                 if len(self._offers.keys() | self.dropped.keys()) == len(self._donors):
                     break
-                self._wait(deadline)
+                self._wait()
             if not offers:
                 raise self._failure("no donor is left")
             _check_agreement(offers)
             winner = votes.most_common(1)[0][0]  # the first donor's, in a tie
             return next(offer for offer in offers if (offer.id, offer.digest) == winner)
 
-    def receive(self, incoming: Incoming, deadline: float) -> None:
-        """Have the donors fill `incoming`; returns when it is complete.
-
-        Raises:
-            TransportError: it cannot be completed, or not in time.
-        """
+    def receive(self, incoming: Incoming) -> None:
+        """Have the donors fill `incoming`; return when it is complete, and raise where that cannot be."""
         with self._changed:
             self._incoming = incoming
             self._missing = dict.fromkeys(range(len(incoming.manifest.chunks)))
@@ -64,7 +65,7 @@ class Download:
             while self._missing or self._asked_at:
                 if len(self.dropped) == len(self._donors):
                     raise self._failure("no donor is left")
-                self._wait(deadline)
+                self._wait()
 
     def end(self) -> None:
         """End the download: from here on nothing changes."""
@@ -80,11 +81,7 @@ class Download:
                 self._changed.notify_all()
 
     def offer(self, donor: str, manifest: Manifest) -> Incoming | None:
-        """Tell what a donor promises, and wait until one is believed; None when it is too late.
-
-        Raises:
-            TransportError: another one is believed.
-        """
+        """Tell what a donor promises, and wait until one is believed: this one, or it is refused; None if too late."""
         with self._changed:
             self._offers[donor] = manifest
             self._changed.notify_all()
@@ -111,7 +108,7 @@ class Download:
                     del self._missing[index]
                 else:
                     index = min(self._asked_at, key=self._asked_at.__getitem__)
-                    overdue_in = self._asked_at[index] + self._patience_seconds - now
+                    overdue_in = self._asked_at[index] + self.patience_seconds - now
                     if overdue_in > 0:
                         self._changed.wait(overdue_in)
                         continue
@@ -138,8 +135,8 @@ class Download:
                 self._missing.pop(index, None)
                 self._changed.notify_all()
 
-    def _wait(self, deadline: float) -> None:
-        left = deadline - time.monotonic()
+    def _wait(self) -> None:
+        left = self.deadline - time.monotonic()
         if left <= 0:
             raise self._failure("the time is up")
         self._changed.wait(left)

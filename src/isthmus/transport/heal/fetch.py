@@ -31,26 +31,8 @@ class Fetched:
     id: str
     state: State
     digest: str  # hash of the manifest, and so of every byte of the state
-    num_bytes: int  # of its tensors
     chunks: dict[str, int]  # how many came from each donor
     dropped: dict[str, str]  # donors that failed, and why
-
-
-@dataclass(frozen=True)
-class _Terms:
-    """The terms on which a joiner asks every donor."""
-
-    token: str
-    progress_seconds: float
-    deadline: float  # on time.monotonic()
-    max_bytes: int
-
-    def patience(self) -> float:
-        """Return the seconds that one call on a connection may wait."""
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        return min(self.progress_seconds, left)
 
 
 def fetch(
@@ -79,29 +61,28 @@ def fetch(
         TransportError: the donors could not give it, or disagree; the message says why, for each.
     """
     names = list(dict.fromkeys(addresses))
-    terms = _Terms(token, progress_seconds, time.monotonic() + total_seconds, max_bytes)
-    download = Download(names, progress_seconds)
-    donors = [_Donor(name, want, terms, download) for name in names]
+    download = Download(names, progress_seconds, time.monotonic() + total_seconds)
+    donors = [_Donor(name, want, token, max_bytes, download) for name in names]
     for donor in donors:
         donor.start()
     try:
-        incoming = Incoming(download.elect(terms.deadline))
-        download.receive(incoming, terms.deadline)
+        incoming = Incoming(download.elect())
+        download.receive(incoming)
     finally:
         download.end()
         for donor in donors:
             donor.disconnect()
     manifest = incoming.manifest
-    return Fetched(
-        manifest.id, incoming.finish(), manifest.digest, manifest.num_bytes, dict(download.chunks), download.dropped
-    )
+    state = incoming.finish()
+    return Fetched(manifest.id, state, manifest.digest, dict(download.chunks), download.dropped)
 
 
 class _Donor:
     """One donor, as the joiner sees it: a connection and a thread."""
 
-    def __init__(self, name: str, want: str | None, terms: _Terms, download: Download) -> None:
-        self._name, self._want, self._terms, self._download = name, want, terms, download
+    def __init__(self, name: str, want: str | None, token: str, max_bytes: int, download: Download) -> None:
+        self._name, self._want, self._download = name, want, download
+        self._token, self._max_bytes = token, max_bytes
         self._connection: socket.socket | None = None
 
     def start(self) -> None:
@@ -120,8 +101,8 @@ class _Donor:
         except TransportError as error:
             self._download.drop(self._name, str(error))
         except TimeoutError:
-            if time.monotonic() < self._terms.deadline:  # otherwise it is no fault of the donor
-                self._download.drop(self._name, f"nothing came for {self._terms.progress_seconds:g} s")
+            if time.monotonic() < self._download.deadline:  # otherwise it is no fault of the donor
+                self._download.drop(self._name, f"nothing came for {self._download.patience_seconds:g} s")
         except OSError as error:
             self._download.drop(self._name, error.strerror or str(error))
 
@@ -136,11 +117,11 @@ class _Donor:
         return True
 
     def _fetch(self) -> None:
-        with socket.create_connection(_split(self._name), self._terms.patience()) as self._connection:
+        with socket.create_connection(_split(self._name), self._download.patience()) as self._connection:
             if self._download.ended:
                 return
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            channel = Channel.connect(self._connection, self._terms.token, self._terms.patience)
+            channel = Channel.connect(self._connection, self._token, self._download.patience)
             incoming = self._download.offer(self._name, self._ask_manifest(channel))
             if incoming is not None:
                 self._want = incoming.manifest.id  # should the connection break
@@ -150,7 +131,7 @@ class _Donor:
         channel.send({"get": "manifest", "id": self._want})
         while not _is_ready(channel):
             pass  # it gave a sign of life
-        manifest = Manifest.parse(channel.receive_text(MAX_MANIFEST_BYTES), self._terms.max_bytes)
+        manifest = Manifest.parse(channel.receive_text(MAX_MANIFEST_BYTES), self._max_bytes)
         if self._want not in (None, manifest.id):
             raise TransportError(f"its state is {manifest.id}, not {self._want}")
         return manifest

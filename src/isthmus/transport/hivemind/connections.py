@@ -95,7 +95,9 @@ class PeerConnections:
         self._waited_for = set(self._others) - (self._in[Kind.OPEN_DATA].keys() & self._in[Kind.OPEN_CONTROL].keys())
         await self._connected.wait()
         self._waited_for = set(self._others)
-        sends = [self._naming_peer(rank, self._send(rank, view)) for rank, view in outgoing.items()]
+        data = Frame(Kind.DATA, self.rendezvous, self.rank, self._collective)
+        writers = self._out[Kind.OPEN_DATA]
+        sends = [self._naming_peer(rank, frames.send(writers[rank], data, view)) for rank, view in outgoing.items()]
         receipts = [self._naming_peer(rank, self._receive(rank, view)) for rank, view in incoming.items()]
         await asyncio.gather(*sends, *receipts)
 
@@ -104,10 +106,6 @@ class PeerConnections:
         return (
             f"not done in {self._budget:g} s, {names} did not come or is slow: raise sync_budget_seconds or send less"
         )
-
-    async def _send(self, rank: int, view: memoryview) -> None:
-        frame = Frame(Kind.DATA, self.rendezvous, self.rank, self._collective)
-        await frames.send(self._out[Kind.OPEN_DATA][rank], frame, view)
 
     async def _receive(self, rank: int, view: memoryview) -> None:
         frame = Frame(Kind.DATA, self.rendezvous, rank, self._collective)

@@ -55,11 +55,7 @@ class Node:
         self._stopped = False
 
     def start(self, connect_seconds: float) -> None:
-        """Start the daemon and join the swarm.
-
-        Raises:
-            UserError: it could not be done within `connect_seconds`.
-        """
+        """Start the daemon and join the swarm; raise a `UserError` where that cannot be done in time."""
         self._identity = lock_identity(self.settings.identity_path)
         self._thread.start()
         try:
@@ -69,11 +65,7 @@ class Node:
             raise
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine on the loop and wait for it, from any other thread.
-
-        Raises:
-            TransportError: the node was stopped meanwhile, or had been.
-        """
+        """Run a coroutine on the loop and wait for it, from any other thread, unless the node is stopped."""
         if self._stopped or not self._thread.is_alive():
             work.close()
             raise TransportError("this worker has left, or has not connected")
@@ -97,11 +89,7 @@ class Node:
             self._identity.close()
 
     async def open_stream(self, peer_id: str, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Open a stream to a peer.
-
-        Raises:
-            TransportError: the peer cannot be reached, or does not speak this protocol.
-        """
+        """Open a stream to a peer that can be reached and speaks this protocol."""
         try:
             _, reader, writer = await self.p2p.open_stream(PeerID.from_base58(peer_id), protocol)
         except (P2PDaemonError, P2PHandlerError, OSError, EOFError) as error:

@@ -19,7 +19,7 @@ from hivemind.proto import averaging_pb2  # type: ignore[import-untyped]
 from hivemind.utils import get_dht_time  # type: ignore[import-untyped]
 
 from isthmus.transport.base import TransportError
-from isthmus.transport.elastic.membership import MemberInfo
+from isthmus.transport.elastic.membership import MemberInfo, Rendezvous
 from isthmus.transport.hivemind.libp2p import Node
 from isthmus.transport.hivemind.presence import Presence, PresenceRecord
 
@@ -30,15 +30,6 @@ _TICK_SECONDS = 0.02
 _LOOK_SECONDS = 0.5  # between two looks into the DHT while somebody is missing
 _SOLO_SECONDS = 0.5  # that a worker waits for company where nobody else is alive
 _NEVER = 1 << 30
-
-
-@dataclass(frozen=True)
-class MatchedWorkers:
-    """The workers of one rendezvous."""
-
-    id: bytes
-    members: dict[str, MemberInfo]  # by name
-    peer_ids: dict[str, str]  # by name
 
 
 class Matchmaker:
@@ -64,8 +55,10 @@ class Matchmaker:
         )
         await _JoinService(self._matchmaking, self._admits).add_p2p_handlers(self._node.p2p, namespace=self._run)
 
-    async def match(self, info: MemberInfo, wait_seconds: float, grace_seconds: float) -> MatchedWorkers:
-        """Find the other workers that are alive.
+    async def match(
+        self, info: MemberInfo, wait_seconds: float, grace_seconds: float
+    ) -> tuple[Rendezvous, dict[str, str]]:
+        """Find the other workers that are alive; return their rendezvous, and their peer ids by name.
 
         Args:
             info: told to the others.
@@ -135,18 +128,15 @@ class Matchmaker:
             return False
         return self._node.settings.admits(peer_id) and name not in (self._name, *others)
 
-    def _check(self, group_info: Any) -> MatchedWorkers:
+    def _check(self, group_info: Any) -> tuple[Rendezvous, dict[str, str]]:
         peer_ids = [str(peer_id) for peer_id in group_info.peer_ids]
         told = [(*_load(data), peer_id) for data, peer_id in zip(group_info.gathered, peer_ids, strict=True)]
-        matched = MatchedWorkers(
-            group_info.group_id,
-            {name: info for name, info, _ in sorted(told, key=lambda one: one[0])},
-            {name: peer_id for name, _, peer_id in told},
-        )
-        mine = matched.peer_ids.get(self._name) == self._node.peer_id
-        if not mine or len(matched.members) < len(told) or not all(map(self._node.settings.admits, peer_ids)):
+        members = {name: info for name, info, _ in sorted(told, key=lambda one: one[0])}
+        by_name = {name: peer_id for name, _, peer_id in told}
+        mine = by_name.get(self._name) == self._node.peer_id
+        if not mine or len(members) < len(told) or not all(map(self._node.settings.admits, peer_ids)):
             raise TransportError("the leader of the rendezvous sent a list of members that cannot be")
-        return matched
+        return Rendezvous(group_info.group_id.hex(), members), by_name
 
 
 @dataclass
@@ -177,13 +167,10 @@ class _DHT:
         await asyncio.sleep(2 * _TICK_SECONDS)  # it asks again as soon as it has an answer
         found = await self._node.dht.get(key, **options)
         if found is not None and isinstance(found.value, dict):
-            for peer_id in [peer_id for peer_id in found.value if not self._may_lead(peer_id)]:
-                del found.value[peer_id]
+            for peer_id in list(found.value):  # to ask one that is gone takes seconds, in which nobody else is heard
+                if not (isinstance(peer_id, bytes) and str(PeerID(peer_id)) in self._presence.reachable):
+                    del found.value[peer_id]
         return found
-
-    def _may_lead(self, peer_id: Any) -> bool:
-        """To ask one that is gone takes seconds, in which nobody else is heard."""
-        return isinstance(peer_id, bytes) and str(PeerID(peer_id)) in self._presence.reachable
 
 
 class _JoinService(ServicerBase):  # type: ignore[misc]
@@ -207,18 +194,13 @@ def _is_complete(
     here: set[str], records: dict[str, PresenceRecord], silent: set[str], waited_seconds: float, grace_seconds: float
 ) -> bool:
     """Return whether to wait no longer. Only a majority of those who seem alive may go on, or the run could split."""
-    missing = records.keys() - here
-    if missing and not _is_majority(here & records.keys(), records):
+    missing, known = records.keys() - here, here & records.keys()
+    first = min(records, key=lambda peer_id: records[peer_id].name, default="")
+    if missing and 2 * len(known) + (first in known) <= len(records):  # half of them go on with the first name only
         return False
     if missing <= silent:
         return len(here) > 1 or waited_seconds > _SOLO_SECONDS
     return waited_seconds > grace_seconds
-
-
-def _is_majority(here: set[str], records: dict[str, PresenceRecord]) -> bool:
-    """Return whether these are more than half of all, or the half with the first name."""
-    first = min(records, key=lambda peer_id: records[peer_id].name)
-    return 2 * len(here) + (first in here) > len(records)
 
 
 def _seconds_since(start: float) -> float:

@@ -16,7 +16,7 @@ from isthmus.transport.hivemind import frames
 from isthmus.transport.hivemind.connections import Libp2pPeers, PeerConnections
 from isthmus.transport.hivemind.frames import Kind
 from isthmus.transport.hivemind.libp2p import Node
-from isthmus.transport.hivemind.matchmaking import MatchedWorkers, Matchmaker
+from isthmus.transport.hivemind.matchmaking import Matchmaker
 from isthmus.transport.hivemind.node_settings import NodeSettings
 from isthmus.transport.hivemind.presence import Presence
 from isthmus.transport.peers import BufferPeers
@@ -39,8 +39,6 @@ class HivemindMembership(Membership):
         UserError: `grace_seconds` is no time.
     """
 
-    name = ""
-
     def __init__(
         self,
         name: str,
@@ -61,7 +59,7 @@ class HivemindMembership(Membership):
         self._presence = Presence(self._node, self._run, name)
         self._matchmaker = Matchmaker(self._node, self._presence, self._run, name)
         self._rank_in_worker = rank_in_worker
-        self._matched: MatchedWorkers | None = None  # at the last rendezvous of the first rank
+        self._rendezvous_id, self._matched = "", dict[str, str]()  # peer ids by name, at the first rank's last one
         self._peer_ids = dict[str, str]()  # by worker name, of the ranks that are this one's peers
         self._connections: PeerConnections | None = None
         self._announcing: asyncio.Future[None] | None = None
@@ -94,15 +92,16 @@ class HivemindMembership(Membership):
 
     @override
     def rendezvous(self, info: MemberInfo, wait_seconds: float) -> Rendezvous:
-        self._matched = self._node.call(self._match(info, wait_seconds))
-        return Rendezvous(self._matched.id.hex(), self._matched.members)
+        found, self._matched = self._node.call(self._match(info, wait_seconds))
+        self._rendezvous_id = found.id
+        return found
 
     @override
     def connect_peers(self, rendezvous: Rendezvous, names: list[str], weights: list[float]) -> BufferPeers:
         if self._rank_in_worker > 0:
             peer_ids = {name: self._contact_of(name, rendezvous.members[name]) for name in names}
-        elif self._matched is not None and rendezvous.id == self._matched.id.hex():
-            peer_ids = self._matched.peer_ids  # as they proved in the matchmaking
+        elif rendezvous.id == self._rendezvous_id:
+            peer_ids = self._matched  # as they proved in the matchmaking
         else:
             raise TransportError("that rendezvous is over: come to another one")
         if len(names) > 1:
@@ -147,7 +146,7 @@ class HivemindMembership(Membership):
         await self._presence.announce()
         self._announcing = asyncio.ensure_future(self._presence.keep_in_touch())
 
-    async def _match(self, info: MemberInfo, wait_seconds: float) -> MatchedWorkers:
+    async def _match(self, info: MemberInfo, wait_seconds: float) -> tuple[Rendezvous, dict[str, str]]:
         await self._disconnect()
         self._presence.announce_soon()
         return await self._matchmaker.match(info, wait_seconds, self.grace_seconds)

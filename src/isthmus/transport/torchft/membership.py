@@ -42,8 +42,6 @@ class TorchFTMembership(Membership):
     machine; None: the address from which it reaches the lighthouse. Only the first rank of a worker speaks with that.
     """
 
-    name = ""
-
     def __init__(
         self,
         lighthouse: str,
