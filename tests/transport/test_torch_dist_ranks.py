@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from isthmus.core import UserError
-from isthmus.transport.rank_layout import RankLayout
+from isthmus.transport.rendezvous import RankLayout
 
 pytestmark = pytest.mark.processes
 

@@ -23,7 +23,7 @@ from isthmus.train.assemble import SERVED_OPTIONS, is_elastic
 from isthmus.train.process import RESTART_REASONS
 from isthmus.train.run_folder import name_of
 from isthmus.transport.address import free_port
-from isthmus.transport.rank_layout import RankLayout
+from isthmus.transport.rendezvous import RankLayout
 
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 2.0  # for the other workers to say what they know, once one has failed

@@ -12,12 +12,14 @@ class TransportError(Exception):
     """An error that says which worker, or what else, kept a sync from being carried out."""
 
 
-class PeerLost(TransportError):
-    """Workers did not answer within the sync budget; a static world cannot go on."""
-
+class _OfRanks(TransportError):
     def __init__(self, ranks: list[int], message: str) -> None:
         super().__init__(message)
         self.ranks = ranks  # of the world, which are not the workers' numbers where those have several ranks
+
+
+class PeerLost(_OfRanks):
+    """Workers did not answer within the sync budget; a static world cannot go on."""
 
 
 class RankLost(PeerLost):
@@ -32,12 +34,8 @@ class Leaving(TransportError):
     """This worker leaves the run, and takes part in nothing any more."""
 
 
-class Drift(TransportError):
-    """Anchors that should be equal on all workers are not; the message names the workers that differ."""
-
-    def __init__(self, ranks: list[int], message: str) -> None:
-        super().__init__(message)
-        self.ranks = ranks  # the minority
+class Drift(_OfRanks):
+    """Anchors that should be equal on all workers are not; it names the workers that differ from the majority."""
 
 
 class Replica(Protocol):

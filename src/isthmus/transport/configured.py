@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,13 @@ class ConfiguredTransport:
     PRIVATE_OPTIONS: ClassVar[frozenset[str]] = frozenset()  # those that may differ between workers
 
     limits = TransportLimits()
+
+    def now(self) -> float:
+        """Return the seconds of this machine's monotonic clock."""
+        return time.monotonic()
+
+    def wait_until(self, seconds: float) -> None:
+        """Do nothing: real time passes by itself."""
 
     @classmethod
     @contextmanager

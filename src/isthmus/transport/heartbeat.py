@@ -75,9 +75,7 @@ class Heartbeat:
     def look(self, patience_rounds: int, members: Sequence[int]) -> Verdict | None:
         """Judge the others by their silence; None while everybody seems alive. To be called every interval.
 
-        Args:
-            patience_rounds: how long anybody may be silent.
-            members: of the group in which this rank waits: others may have left.
+        Only the members of the group in which this rank waits may not have left.
         """
         self._looks_in_vain = self._looks_in_vain + 1 if self._number == self._number_seen else 0
         self._number_seen = self._number

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from typing_extensions import override
 
 from isthmus.core.types import Peers
 from isthmus.transport.base import ElasticPart, PeerLost, Replica, TransportError
@@ -143,6 +144,7 @@ class Local(ConfiguredTransport):
         """Leave: peers that still wait for this worker, or will, get `PeerLost`."""
         self.world.kill(self.rank, "left")
 
+    @override
     def now(self) -> float:
         """Return the calling thread's virtual time in seconds."""
         return getattr(self._clock, "seconds", 0.0)
@@ -151,6 +153,7 @@ class Local(ConfiguredTransport):
         """Move the calling thread's clock on by `seconds` of computing."""
         self._clock.seconds = self.now() + seconds
 
+    @override
     def wait_until(self, seconds: float) -> None:
         """Move the calling thread's clock on to `seconds`, if it is not there yet."""
         self._clock.seconds = max(self.now(), seconds)
@@ -162,7 +165,7 @@ class _LocalPeers(BufferPeers):
     def __init__(self, transport: Local, outer_step: int) -> None:
         super().__init__(transport.rank, list(transport.world.weights))
         self.outer_step = outer_step
-        self._transport = transport
+        self._transport, self._links = transport, transport.world.links
 
     def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
         arrivals = self._enter("all_reduce", buffer, [4 * len(buffer)])
@@ -183,10 +186,6 @@ class _LocalPeers(BufferPeers):
         self._finish(arrivals, self._links.all_to_all_seconds([arrival.sizes for arrival in arrivals]))
         start, end = sum(sizes[: self.rank]), sum(sizes[: self.rank + 1])
         return torch.cat([arrival.buffer[start:end] for arrival in arrivals])
-
-    @property
-    def _links(self) -> LinkModel:
-        return self._transport.world.links
 
     def _enter(self, kind: str, buffer: torch.Tensor, sizes: list[int]) -> list[_Arrival]:
         world, key = self._transport.world, (self.outer_step, self.rank)

@@ -6,7 +6,6 @@ import atexit
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from functools import partial
@@ -23,8 +22,7 @@ from isthmus.transport.configured import ConfiguredTransport, Finding
 from isthmus.transport.group_peers import GroupPeers
 from isthmus.transport.heartbeat import Heartbeat
 from isthmus.transport.peers import vote
-from isthmus.transport.rank_layout import RankLayout
-from isthmus.transport.rendezvous import exchange_rank_info, find_world, initialise, open_store
+from isthmus.transport.rendezvous import RankLayout, exchange_rank_info, find_world, initialise, open_store
 from isthmus.transport.shared_config import check_shared_configs
 from isthmus.transport.watched_group import NOT_JOINED, Backend, WatchedGroup
 from isthmus.transport.worker_group import SINGLE_RANK, GlooWorkerGroup
@@ -136,13 +134,6 @@ class TorchDist(ConfiguredTransport):
             self.worker_group.close()
             if group is not None:
                 group.close(LINGER_SECONDS)
-
-    def now(self) -> float:
-        """Return the seconds of this machine's monotonic clock."""
-        return time.monotonic()
-
-    def wait_until(self, seconds: float) -> None:
-        """Do nothing: real time passes by itself."""
 
     def _connect(self, rank: int, layout: RankLayout) -> None:
         store, store_rank = open_store()

@@ -83,11 +83,7 @@ class WatchedGroup:
         self._group: dist.ProcessGroup | None = None
 
     def connect(self, make: Callable[[], dist.ProcessGroup]) -> None:
-        """Make the group together with all other members.
-
-        Raises:
-            PeerLost: a member did not come, or its connection broke.
-        """
+        """Make the group together with all other members; raise `PeerLost` where one does not come."""
         try:
             self._group = make()
         except RuntimeError as error:
@@ -96,8 +92,7 @@ class WatchedGroup:
     def run(self, what: str, start: Callable[[dist.ProcessGroup], Works]) -> None:
         """Start a collective, in one piece or several, and wait for it.
 
-        Raises:
-            PeerLost: somebody did not answer within the sync budget, now or in an earlier call.
+        It ends within the sync budget: in `PeerLost` where somebody did not answer, now or in an earlier call.
         """
         if self.lost is not None:
             raise PeerLost(self.lost.ranks, self.lost.reason)

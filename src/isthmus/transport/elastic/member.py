@@ -79,11 +79,7 @@ class ElasticMember(ElasticPart):
         return found
 
     def up_to_date(self, found: Rendezvous) -> list[str]:
-        """Return the workers that lead, this one among them.
-
-        Raises:
-            Behind: this worker has to catch up with them first.
-        """
+        """Return the workers that lead, this one among them, or raise `Behind`: it has to catch up with them first."""
         names = leaders(found.members)
         if self.membership.name not in names:
             self._choose_donors(found, names)

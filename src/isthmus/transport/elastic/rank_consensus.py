@@ -55,12 +55,9 @@ class VoteResult:
 
 
 def vote_as_one(worker_group: WorkerGroup, peers: Peers, ok: bool, fingerprint: bytes) -> VoteResult:
-    """Vote, and return the result.
+    """Vote, and return the result, or raise `TransportError` where no rank of this worker saw it.
 
     A worker sends one and the same ballot from all of its ranks, so what any of them saw holds for all.
-
-    Raises:
-        TransportError: no rank of this worker saw the result.
     """
     try:
         result = VoteResult(committed=peers_of_one_rank.vote(peers, ok, fingerprint))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from importlib.metadata import version
 from typing import Any
 
@@ -153,13 +152,6 @@ class ElasticTransport(ConfiguredTransport):
             self._server.close()
         self.membership.leave()
         self.worker_group.close()
-
-    def now(self) -> float:
-        """Return the seconds of this machine's monotonic clock."""
-        return time.monotonic()
-
-    def wait_until(self, seconds: float) -> None:
-        """Do nothing: real time passes by itself."""
 
     def _weigh(self, found: Rendezvous, names: list[str]) -> list[float]:
         """Return shares by rule; 0 for a worker whose proposal cannot be committed, as long as there are others."""

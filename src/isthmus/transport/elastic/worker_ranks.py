@@ -45,12 +45,7 @@ def check_num_ranks(num_started: int, ranks_per_worker: int) -> None:
 
 
 def connect_worker_group(ranks_per_worker: int, sync_budget_seconds: float) -> WorkerGroup:
-    """Connect the ranks of this worker: in an elastic world torch.distributed is theirs alone.
-
-    Raises:
-        UserError: others were started than there should be.
-        RankLost: one did not come.
-    """
+    """Connect the ranks of this worker: in an elastic world torch.distributed is theirs alone."""
     if ranks_per_worker == 1:
         return SINGLE_RANK
     rank, size = find_world()

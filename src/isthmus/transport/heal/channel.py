@@ -33,7 +33,7 @@ class Channel:
         ours, theirs: names of the ends, so that a message cannot be sent back to its sender.
 
     Every method raises `OSError` when the connection breaks, `TimeoutError` (one of them) when it makes no progress,
-    and `TransportError` when the other end does not keep to the rules.
+    and `TransportError` when the other end holds another token or does not keep to the rules.
     """
 
     def __init__(
@@ -45,11 +45,7 @@ class Channel:
 
     @classmethod
     def connect(cls, connection: socket.socket, token: str, patience: Callable[[], float]) -> Channel:
-        """Return the channel after the handshake of the end that connected.
-
-        Raises:
-            TransportError: the other end holds another token, or is no isthmus worker.
-        """
+        """Return the channel after the handshake of the end that connected."""
         challenge = _read(connection, len(_HELLO) + _PROOF_BYTES, patience)
         if not challenge.startswith(_HELLO):
             raise TransportError("it is no isthmus worker, or one of another version")
@@ -61,11 +57,7 @@ class Channel:
 
     @classmethod
     def accept(cls, connection: socket.socket, token: str, patience: Callable[[], float]) -> Channel:
-        """Return the channel after the handshake of the end that listened.
-
-        Raises:
-            TransportError: the other end holds another token.
-        """
+        """Return the channel after the handshake of the end that listened."""
         own = secrets.token_bytes(_PROOF_BYTES)
         _write(connection, [_HELLO + own], patience)
         reply = _read(connection, 2 * _PROOF_BYTES, patience)

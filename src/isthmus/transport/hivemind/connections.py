@@ -66,11 +66,7 @@ class PeerConnections:
         await self._closed.wait()
 
     async def transfer(self, what: str, outgoing: Views, incoming: Views) -> None:
-        """Send every peer its bytes and receive its own: one collective. All sizes are known to both ends.
-
-        Raises:
-            TransportError: names who is to blame.
-        """
+        """Send every peer its bytes and receive its own: one collective. All sizes are known to both ends."""
         self._collective += 1
         work = asyncio.ensure_future(self._send_and_receive(outgoing, incoming))
         either: set[asyncio.Future[Any]] = {work, self._failure}

@@ -1,4 +1,7 @@
-"""Buffers on a stream, in frames that are checked before they are believed."""
+"""Buffers on a stream, in frames that are checked before they are believed.
+
+Whoever reads gets a `TransportError` about what is no frame, damaged, or not due, and `EOFError` where the stream ends.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ PAYLOAD_BYTES = 1 << 20  # of one frame, at most
 TEXT_BYTES = 400  # of a frame that says why a worker aborts, at most
 _MAGIC = b"isf1"
 _HEADER = struct.Struct(">4s20sBHIIII")  # magic, rendezvous, kind, sender, collective, number, length, checksum
-HEADER_BYTES = _HEADER.size
 
 
 class Kind(IntEnum):
@@ -50,11 +52,7 @@ class Frame:
 
     @classmethod
     def parse(cls, header: bytes) -> tuple[Frame, int]:
-        """Read a header of `HEADER_BYTES`; returns the frame and its checksum.
-
-        Raises:
-            TransportError: this is no frame.
-        """
+        """Read what `header` made; return the frame and its checksum."""
         magic, rendezvous, kind, *numbers, checksum = _HEADER.unpack(header)
         if magic != _MAGIC or kind not in tuple(Kind):
             raise TransportError("sent something that is no frame")
@@ -76,16 +74,11 @@ async def send(writer: asyncio.StreamWriter, frame: Frame, payload: memoryview) 
 
 
 async def receive(reader: asyncio.StreamReader, frame: Frame, into: memoryview) -> None:
-    """Fill `into` from frames like `frame`, numbered from 0; only what is due is read, and nothing is allocated.
-
-    Raises:
-        TransportError: another frame came, or a damaged one.
-        EOFError: the stream ended.
-    """
+    """Fill `into` from frames like `frame`, numbered from 0, and refuse any other; nothing is allocated."""
     for number, start in enumerate(range(0, len(into), PAYLOAD_BYTES)):
         piece = into[start : start + PAYLOAD_BYTES]
         due = replace(frame, number=number, length=len(piece))
-        came, checksum = Frame.parse(await _read_header(reader))
+        came, checksum = Frame.parse(await reader.readexactly(_HEADER.size))
         if came != due:
             raise TransportError(f"sent a frame that is not due: {_difference(came, due)}")
         await _read_into(reader, piece)
@@ -94,26 +87,14 @@ async def receive(reader: asyncio.StreamReader, frame: Frame, into: memoryview) 
 
 
 async def receive_any(reader: asyncio.StreamReader, max_bytes: int) -> tuple[Frame, bytes]:
-    """Return the next frame, of any kind, with a payload of at most `max_bytes`.
-
-    Raises:
-        TransportError: no frame, a damaged one, or one that is too large.
-        EOFError: the stream ended.
-    """
-    frame, checksum = Frame.parse(await _read_header(reader))
+    """Return the next frame, of any kind, with a payload of at most `max_bytes`."""
+    frame, checksum = Frame.parse(await reader.readexactly(_HEADER.size))
     if frame.length > max_bytes:
         raise TransportError(f"sent a frame of {frame.length} bytes where {max_bytes} are allowed")
-    payload = bytearray(frame.length)
-    await _read_into(reader, memoryview(payload))
+    payload = await reader.readexactly(frame.length)
     if checksum != frame.checksum(payload):
         raise TransportError("sent a damaged frame")
-    return frame, bytes(payload)
-
-
-async def _read_header(reader: asyncio.StreamReader) -> bytes:
-    header = bytearray(HEADER_BYTES)
-    await _read_into(reader, memoryview(header))
-    return bytes(header)
+    return frame, payload
 
 
 async def _read_into(reader: asyncio.StreamReader, view: memoryview) -> None:

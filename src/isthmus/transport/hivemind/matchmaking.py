@@ -60,13 +60,8 @@ class Matchmaker:
     ) -> tuple[Rendezvous, dict[str, str]]:
         """Find the other workers that are alive; return their rendezvous, and their peer ids by name.
 
-        Args:
-            info: told to the others.
-            wait_seconds: bound on the whole.
-            grace_seconds: after it, a majority need not wait for those who are alive but do not come.
-
-        Raises:
-            TransportError: no majority of those alive came in time.
+        `wait_seconds` bounds the whole; after `grace_seconds` a majority need not wait for those who are alive but do
+        not come.
         """
         message, start = _dump(self._name, info), asyncio.get_running_loop().time()
         records = dict[str, PresenceRecord]()
@@ -215,11 +210,7 @@ def _dump(name: str, info: MemberInfo) -> bytes:
 
 
 def _load(data: bytes) -> tuple[str, MemberInfo]:
-    """Return the name and the info in a message.
-
-    Raises:
-        TransportError: it is something else.
-    """
+    """Return the name and the info in a message, or refuse it."""
     try:
         message = json.loads(data) if len(data) <= MAX_INFO_BYTES else {}
     except (ValueError, RecursionError):

@@ -34,9 +34,6 @@ class HivemindMembership(Membership):
 
     The sync budget is the bound on one collective; heartbeats follow from it. After `grace_seconds` a majority goes on
     without those who are alive but do not come. The first rank is the worker to the others, and finds them.
-
-    Raises:
-        UserError: `grace_seconds` is no time.
     """
 
     def __init__(

@@ -18,11 +18,7 @@ from isthmus.core.types import UserError
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """The addresses, keys and peers of a node.
-
-    Raises:
-        UserError: an address or a peer id cannot be one.
-    """
+    """The addresses, keys and peers of a node; an address or a peer id that cannot be one is a `UserError`."""
 
     identity_path: Path  # the key behind the peer id; made where there is none
     initial_peers: Sequence[str] = ()  # multiaddrs with /p2p/<peer id>; none: this is the first
@@ -65,11 +61,7 @@ def _is_peer_id(text: str) -> bool:
 
 
 def check_ports(listen: Iterable[str]) -> None:
-    """Refuse ports of other processes: libp2p would share them, and half the connections would end there.
-
-    Raises:
-        PortInUse: somebody else has it.
-    """
+    """Refuse ports of other processes: libp2p would share them, and half the connections would end there."""
     for address in listen:
         _, family, host, *rest = address.split("/")
         if family in ("ip4", "ip6") and rest[:1] == ["tcp"]:

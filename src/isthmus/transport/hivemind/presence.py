@@ -59,8 +59,7 @@ class Presence:
     async def find_alive(self, here: set[str]) -> tuple[dict[str, PresenceRecord], set[str]]:
         """Return the records of all that seem alive, by peer id, this worker's too; and who of them does not answer.
 
-        Args:
-            here: peer ids that need not be asked.
+        Those who are `here` (peer ids) need not be asked.
         """
         others = await self._others()
         records = {peer_id: record for peer_id, record in others.items() if record.name != self._name}

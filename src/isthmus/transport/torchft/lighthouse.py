@@ -92,11 +92,7 @@ class LighthouseConnection:
         self._thread = threading.Thread(target=self._beat, name="isthmus-lighthouse", daemon=True)
 
     def connect(self, seconds: float) -> None:
-        """Connect, and begin to send heartbeats.
-
-        Raises:
-            UserError: there is no lighthouse.
-        """
+        """Connect, and begin to send heartbeats; raise a `UserError` where no lighthouse answers in time."""
         split_address(self.address)
         client_class = import_torchft().LighthouseClient
         deadline = time.monotonic() + seconds
@@ -115,11 +111,7 @@ class LighthouseConnection:
         self._thread.start()
 
     def ask(self, calls: TimedCalls, seconds: float, store_address: str, data: dict[str, Any]) -> Any:
-        """Wait for a quorum with this worker in it; returns a `torchft._torchft.Quorum`.
-
-        Raises:
-            TransportError: none was formed in time, or the lighthouse does not answer.
-        """
+        """Wait for a quorum with this worker in it; return a `torchft._torchft.Quorum`."""
         client, timeout = self._client, timedelta(seconds=seconds)
         if client is None:
             raise TransportError("this worker has not connected, or has left")
@@ -153,11 +145,7 @@ class LighthouseConnection:
 
 
 def import_torchft() -> Any:
-    """Import the wheel of torchft, quiet: it would log every request to standard error.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """Import the wheel of torchft, if it is installed, quiet: it would log every request to standard error."""
     before = os.environ.get("RUST_LOG")
     os.environ.setdefault("RUST_LOG", "error")
     try:
