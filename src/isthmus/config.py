@@ -29,7 +29,7 @@ from isthmus.outer import MERGES, Offload
 from isthmus.parallel import ParallelDims
 from isthmus.spec import Spec, complete, convert, factory, read_arguments, sentence
 from isthmus.transport import TRANSPORTS
-from isthmus.transport.readable import readable_message
+from isthmus.transport.base import readable_message
 
 OUTER_OPTIMIZERS = Registry(
     "outer optimizer", {"sgd": "torch.optim:SGD", "adam": "torch.optim:Adam", "adamw": "torch.optim:AdamW"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -70,8 +71,7 @@ class ReplicatedState(Protocol):
     def reconcile(self, contributed: bool) -> bool:
         """Return, after catching up, whether this worker's progress since its last commit still counts, or forget it.
 
-        Args:
-            contributed: whether the others' state holds a sync that this worker still had in flight.
+        It has contributed where the others' state holds a sync that this worker still had in flight.
         """
 
     def roll_back(self) -> None:
@@ -131,17 +131,9 @@ class ElasticPart(Protocol):
 class Transport(Protocol):
     """A world of workers. All calls but `now`, `join` and `leave` come from the one communication thread."""
 
-    @property
-    def limits(self) -> TransportLimits:
-        """The abilities of this transport."""
-
-    @property
-    def num_workers(self) -> int:
-        """The number of workers that a quorum formed now would have."""
-
-    @property
-    def worker_group(self) -> WorkerGroup:
-        """The process group of this worker's own ranks."""
+    limits: TransportLimits
+    num_workers: int  # that a quorum formed now would have
+    worker_group: WorkerGroup  # this worker's own ranks
 
     @property
     def elastic(self) -> ElasticPart | None:
@@ -176,3 +168,8 @@ class Transport(Protocol):
 
     def wait_until(self, seconds: float) -> None:
         """Tell the clock that the calling thread has waited for something that ended at `seconds`."""
+
+
+def readable_message(error: Exception) -> str:
+    """Return what people can read of a message of torch or gloo: no source path, no advice."""
+    return re.sub(r"^\[[^]]*\] ", "", str(error).split("\n")[0]).split(". ")[0]

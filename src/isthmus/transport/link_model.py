@@ -32,7 +32,7 @@ class LinkModel:
         """Return the seconds of `num_steps` steps in each of which every rank sends `step_bytes` to the next one."""
         size = len(self.latency)
         hops = [(rank, (rank + 1) % size) for rank in range(size)]
-        return num_steps * max(self.latency[a][b] + self._send_seconds(a, b, step_bytes) for a, b in hops)
+        return num_steps * max(self.latency[a][b] + 8 * step_bytes / self.bandwidth[a][b] for a, b in hops)
 
     def all_to_all_seconds(self, num_bytes: list[list[int]]) -> float:
         """Return the seconds in which every rank sends `num_bytes[sender][receiver]` straight to every other one."""
@@ -40,13 +40,10 @@ class LinkModel:
         pairs = [(a, b) for a in ranks for b in ranks if a != b]
         up, down = [0.0 for _ in ranks], [0.0 for _ in ranks]
         for a, b in pairs:
-            seconds = self._send_seconds(a, b, num_bytes[a][b])
+            seconds = 8 * num_bytes[a][b] / self.bandwidth[a][b]
             up[a] += seconds
             down[b] += seconds
         return max(up + down) + max((self.latency[a][b] for a, b in pairs), default=0.0)
-
-    def _send_seconds(self, sender: int, receiver: int, num_bytes: float) -> float:
-        return 8 * num_bytes / self.bandwidth[sender][receiver]
 
 
 def _matrix(name: str, value: PerLink, size: int) -> Sequence[Sequence[float]]:

@@ -15,8 +15,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 
 from isthmus.core.torch_internals import clone_default_store, skip_reverse_lookups
 from isthmus.core.types import UserError
-from isthmus.transport.base import PeerLost
-from isthmus.transport.readable import readable_message
+from isthmus.transport.base import PeerLost, readable_message
 
 _num_stores = itertools.count()
 
@@ -115,11 +114,7 @@ def open_store() -> tuple[Store, int | None]:
 def exchange_rank_info(
     store: Store, rank: int, layout: RankLayout, shared_config: dict[str, str], timeout_seconds: float
 ) -> list[tuple[str, dict[str, str]]]:
-    """Tell the others this rank's host and configuration, and return those of all ranks in rank order.
-
-    Raises:
-        PeerLost: names the ranks that did not come within the timeout.
-    """
+    """Tell the others this rank's host and configuration, and return those of all ranks in rank order."""
     keys = [f"rank-info/{r}" for r in range(layout.size)]
     store.set(keys[rank], json.dumps([socket.gethostname(), shared_config]))
     try:

@@ -40,11 +40,7 @@ class SendRecv:
         threading.Thread(target=self._wait, args=(works, timedelta(seconds=seconds)), daemon=True).start()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until all messages are through, and return True.
-
-        Raises:
-            RuntimeError: a connection broke, or they are not yet through.
-        """
+        """Wait until all messages are through, and return True, or raise `RuntimeError` as a `dist.Work` does."""
         try:
             self._result.result(None if timeout is None else timeout.total_seconds())
         except TimeoutError as error:

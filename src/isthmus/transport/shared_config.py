@@ -11,8 +11,7 @@ _SHOWN = 3  # differing keys named in the message
 def check_shared_configs(configs: list[dict[str, str]], names: list[str] | None = None) -> None:
     """Compare the workers' flat configurations, given in rank order or in the order of their names.
 
-    Raises:
-        UserError: names the first keys that differ, with the values and the workers that have them.
+    A `UserError` names the first keys that differ, with the values and the workers that have them.
     """
     keys = list(dict.fromkeys(key for config in configs for key in config))
     differing = [key for key in keys if len({config.get(key) for config in configs}) > 1]

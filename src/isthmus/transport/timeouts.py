@@ -27,15 +27,19 @@ class TimedCalls:
         self._pending: Future[Any] = Future()
 
     def call(self, seconds: float, function: Callable[[], Result]) -> Result:
-        """Return the result of a function, or raise its exception.
-
-        Raises:
-            NoAnswer: it takes longer than `seconds`.
-        """
+        """Return the result of a function, or raise its exception, or `NoAnswer` after so many seconds."""
         self._pending = future = Future[Result]()
         if self._cancelled:
             self.cancel()
-        threading.Thread(target=_run, args=(future, function), name="isthmus-call", daemon=True).start()
+
+        def run() -> None:
+            with suppress(InvalidStateError):  # cancelled
+                try:
+                    future.set_result(function())
+                except Exception as error:
+                    future.set_exception(error)
+
+        threading.Thread(target=run, name="isthmus-call", daemon=True).start()
         try:
             return future.result(seconds)
         except TimeoutError:
@@ -50,11 +54,3 @@ class TimedCalls:
         self._cancelled = True
         with suppress(InvalidStateError):
             self._pending.set_exception(NoAnswer("this worker has left"))
-
-
-def _run(future: Future[Result], function: Callable[[], Result]) -> None:
-    with suppress(InvalidStateError):  # cancelled
-        try:
-            future.set_result(function())
-        except Exception as error:
-            future.set_exception(error)

@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from typing_extensions import override
 
-from isthmus.core.types import Peers, WorkerGroup
+from isthmus.core.types import Peers
 from isthmus.transport.address import check_port, is_loopback, resolve
 from isthmus.transport.base import ElasticPart, Replica, TransportError, TransportLimits
 from isthmus.transport.configured import ConfiguredTransport, Finding
@@ -75,7 +75,7 @@ class TorchDist(ConfiguredTransport):
         self.rank, self.num_workers = 0, 1
         self._interval = min(1.0, sync_budget_seconds / 20)
         self._group: WatchedGroup | None = None  # of the peers
-        self.worker_group: WorkerGroup = SINGLE_RANK
+        self.worker_group = SINGLE_RANK
         self._leaving = threading.Lock()
 
     @override

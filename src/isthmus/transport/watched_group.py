@@ -10,9 +10,8 @@ from typing import Literal
 import torch.distributed as dist
 
 from isthmus.core.torch_internals import keep_alive, release
-from isthmus.transport.base import PeerLost, TransportError
+from isthmus.transport.base import PeerLost, TransportError, readable_message
 from isthmus.transport.heartbeat import Heartbeat, Verdict
-from isthmus.transport.readable import readable_message
 from isthmus.transport.send_recv import SendRecv
 
 Backend = Literal["gloo", "nccl"]
@@ -147,20 +146,18 @@ class WatchedGroup:
             return work.is_completed() and work.wait()
 
     def _out_of_time(self) -> Verdict:
-        verdict = self._heartbeat.look(_CONFIRM_ROUNDS, self.members) or self._late()
+        verdict = self._heartbeat.look(_CONFIRM_ROUNDS, self.members) or self._heartbeat.late(self._kind, self.members)
         verdict = verdict or Verdict([], "though all are alive and take part")
         advice = "if this is their usual pace, raise sync_budget_seconds or send less"
         return Verdict(verdict.ranks, f"not done in {self.sync_budget_seconds:g} s, {verdict.reason}; {advice}")
-
-    def _late(self) -> Verdict | None:
-        return self._heartbeat.late(self._kind, self.members)
 
     def _find_culprit(self, error: RuntimeError) -> Verdict:
         """Judge why a connection broke."""
         lost, message = self.find_lost(), readable_message(error)
         if lost is not None:
             return Verdict(lost.ranks, f"{lost.reason} ({message})")
-        return self._late() or Verdict([], f"a connection broke, though all are alive ({message})")
+        late = self._heartbeat.late(self._kind, self.members)
+        return late or Verdict([], f"a connection broke, though all are alive ({message})")
 
     def _give_up(self, what: str, verdict: Verdict, stuck: Sequence[dist.Work | SendRecv] = ()) -> PeerLost:
         """Remember the loss, tell the others, and let go of the stuck collective."""

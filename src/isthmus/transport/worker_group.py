@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from isthmus.core.torch_internals import all_gather_single
-from isthmus.core.types import Tensors
+from isthmus.core.types import Tensors, WorkerGroup
 from isthmus.transport.base import PeerLost, RankLost
 from isthmus.transport.watched_group import WatchedGroup
 from isthmus.transport.wire import all_gather_object, each_from_buffer, to_buffer
@@ -32,7 +32,7 @@ class SingleRank:
         """Do nothing: no other rank is connected."""
 
 
-SINGLE_RANK = SingleRank()
+SINGLE_RANK: WorkerGroup = SingleRank()
 
 
 class GlooWorkerGroup:
@@ -42,11 +42,7 @@ class GlooWorkerGroup:
         self.rank, self.size, self.close, self._group = rank, size, close, group
 
     def all_gather(self, tensors: Tensors) -> list[Tensors]:
-        """Return the tensors of all ranks in rank order; shapes and dtypes must be equal.
-
-        Raises:
-            RankLost: one of the ranks is gone.
-        """
+        """Return the tensors of all ranks in rank order; shapes and dtypes must be equal."""
         own = to_buffer(tensors)
         result = own.new_empty(self.size * len(own))
         try:

@@ -47,7 +47,7 @@ class ElasticMember(ElasticPart):
         self.min_workers, self.expected_workers = min_workers, expected_workers
         self.sync_budget_seconds = sync_budget_seconds
         self.token = hashlib.blake2b(json.dumps(shared_config, sort_keys=True).encode(), digest_size=16).hexdigest()
-        self.worker_group: WorkerGroup = SINGLE_RANK
+        self.worker_group = SINGLE_RANK
         self.leaving = threading.Event()
         self.replicated_state, self.state_addresses = history.replicated_state, []
         self._start_deadline = 0.0  # until then a new run waits for all its workers

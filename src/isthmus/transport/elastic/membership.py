@@ -32,8 +32,7 @@ class Membership(Protocol):
     def connect(self) -> None:
         """Reach the engine: from here on this worker counts as alive, if this is its first rank.
 
-        Raises:
-            UserError: it cannot be reached; the message says who, for how long, and what to try.
+        Where it cannot be reached, a `UserError` says who, for how long, and what to try.
         """
 
     def rendezvous(self, info: MemberInfo, wait_seconds: float) -> Rendezvous:
@@ -48,18 +47,13 @@ class Membership(Protocol):
         """
 
     def connect_peers(self, rendezvous: Rendezvous, names: list[str], weights: list[float]) -> BufferPeers:
-        """Connect the workers `names` of a rendezvous, this one among them; all of them call it alike.
+        """Connect the workers `names` of a rendezvous, this one among them, in rank order; all of them call it alike.
 
         Where they have several ranks, each connects with those of the same rank in the other workers: the first ranks
         were at the rendezvous, the others were told of it.
 
         Every collective of the result raises `TransportError`, naming who is missing, within seconds of a death and
         within the sync budget in any case, and leaves nothing behind that would disturb the next rendezvous.
-
-        Args:
-            rendezvous: where they found one another.
-            names: of those who take part, in rank order.
-            weights: of each in the mean, summing to 1.
         """
 
     def disconnect_peers(self) -> None:

@@ -32,8 +32,9 @@ class SlowJoiners:
 
     def note(self, members: dict[str, MemberInfo], leaders: list[str]) -> None:
         """Remember who is behind again at a rendezvous."""
-        behind = {name: info for name, info in members.items() if name not in leaders}
-        self._joiners = {name: info for name, info in behind.items() if info["download_seconds"] > 0}
+        self._joiners = {
+            name: info for name, info in members.items() if name not in leaders and info["download_seconds"] > 0
+        }
 
     def start(self) -> None:
         """Start to count the time of their downloads: the sync of that rendezvous has committed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from isthmus.core.types import Peers, UserError, WorkerGroup
+from isthmus.core.types import Peers, UserError
 from isthmus.transport.base import Leaving, Replica, ReplicatedState, TransportLimits
 from isthmus.transport.configured import ConfiguredTransport
 from isthmus.transport.elastic import rank_consensus
@@ -17,6 +17,7 @@ from isthmus.transport.elastic.slow_joiners import SlowJoiners
 from isthmus.transport.elastic.worker_ranks import connect_worker_group
 from isthmus.transport.heal.donor import StateServer
 from isthmus.transport.heal.snapshot import Snapshot
+from isthmus.transport.worker_group import SINGLE_RANK
 
 
 class ElasticTransport(ConfiguredTransport):
@@ -70,17 +71,13 @@ class ElasticTransport(ConfiguredTransport):
         self.elastic = ElasticMember(
             membership, history, shared_config, min_workers, self.num_workers, sync_budget_seconds
         )
+        self.worker_group = SINGLE_RANK
         self._slow_joiners = SlowJoiners(JOIN_BUDGETS * sync_budget_seconds)
         self._server: StateServer | None = None
         self._outer_step = 0
         self._rendezvous: Rendezvous | None = None
         self._names: list[str] = []  # of the workers in the present sync
         self._logged_problem = ""
-
-    @property
-    def worker_group(self) -> WorkerGroup:
-        """The process group of this worker's own ranks."""
-        return self.elastic.worker_group
 
     def join(self, replica: Replica) -> None:
         """Connect, and serve this worker's state to whoever has to catch up."""
@@ -90,21 +87,15 @@ class ElasticTransport(ConfiguredTransport):
             decided, finished = state["elastic_decided"], state["elastic"]["version"]
             return Snapshot(f"{decided['version']}-{decided['chain']}-{finished}-{state['inner_steps']}", state)
 
-        worker_group = connect_worker_group(self.limits.ranks_per_worker, self.sync_budget_seconds)
+        self.worker_group = connect_worker_group(self.limits.ranks_per_worker, self.sync_budget_seconds)
         self.membership.connect()
         self._server = StateServer(
             self.state_host, 0, self.elastic.token, provide, provide_seconds=2 * self.sync_budget_seconds
         )
-        self.elastic.connect(worker_group, self._server.address)
+        self.elastic.connect(self.worker_group, self._server.address)
 
     def quorum(self, outer_step: int, proposal: Any = None) -> Peers:
-        """Find the others; wait while they are too few.
-
-        Raises:
-            Behind: the others have committed without this worker.
-            RankLost: a rank of this worker is gone.
-            TransportError: the engine failed, or this worker leaves.
-        """
+        """Find the others, and wait while they are too few; see `Transport.quorum`."""
         member, self._outer_step = self.elastic, outer_step
         assert self._server is not None, "join comes first"
         self._slow_joiners.wait(self._server.is_serving, member.leaving)
@@ -113,12 +104,13 @@ class ElasticTransport(ConfiguredTransport):
             found = member.rendezvous()
             names = member.up_to_date(found)
             self._slow_joiners.note(found.members, names)
-            problem = self._too_few(found, names)
-            if not problem:
+            needed = found.members[self.membership.name]["needed_workers"]
+            if len(names) >= needed:
                 self._rendezvous, self._names, self._logged_problem = found, names, ""
                 self.num_workers = len(names)
                 weights = self._weigh(found, names)
                 return rank_consensus.connect_peers(member.worker_group, self.membership, found, names, weights)
+            problem = f"waiting: {len(names)} of at least {needed} workers are here ({', '.join(names)})"
             if problem != self._logged_problem:
                 member.log(problem)
                 self._logged_problem = problem
@@ -128,8 +120,7 @@ class ElasticTransport(ConfiguredTransport):
     def commit(self, peers: Peers, ok: bool, fingerprint: bytes = b"") -> bool:
         """Vote; a worker whose anchors differ from the majority's has to catch up, and nobody commits.
 
-        Raises:
-            TransportError: this worker could not see how the vote ended; the next quorum tells.
+        Where this worker could not see how the vote ended, a `TransportError` says so, and the next quorum tells.
         """
         member, history, found = self.elastic, self.elastic.history, self._rendezvous
         assert found is not None and self._server is not None, "quorum comes first"  # noqa: PT018
@@ -166,10 +157,3 @@ class ElasticTransport(ConfiguredTransport):
                 else:
                     members[name]["samples"] = moved.gain(name, members[name]["proposal"])
         return weigh(members, names, self.weighting)
-
-    def _too_few(self, found: Rendezvous, names: list[str]) -> str:
-        """Say that these workers are too few for a sync; empty where they are enough."""
-        needed = found.members[self.membership.name]["needed_workers"]
-        if len(names) >= needed:
-            return ""
-        return f"waiting: {len(names)} of at least {needed} workers are here ({', '.join(names)})"

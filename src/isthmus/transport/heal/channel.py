@@ -26,11 +26,8 @@ _PROOF_BYTES = 32
 class Channel:
     """One end of a connection, made by `connect` or `accept`.
 
-    Args:
-        connection: after the handshake.
-        key: of the MACs.
-        patience: seconds that the next call on the connection may wait; raises `TimeoutError` where none are left.
-        ours, theirs: names of the ends, so that a message cannot be sent back to its sender.
+    `patience` returns the seconds that the next call on the connection may wait, and raises `TimeoutError` where none
+    are left; `ours` and `theirs` name the ends, so that a message cannot be sent back to its sender.
 
     Every method raises `OSError` when the connection breaks, `TimeoutError` (one of them) when it makes no progress,
     and `TransportError` when the other end holds another token or does not keep to the rules.

@@ -143,7 +143,7 @@ class _SnapshotCache:
         self._provide, self._provide_seconds = provide, provide_seconds
         self._keep_seconds, self._chunk_bytes = keep_seconds, chunk_bytes
         self._lock, self._providing = threading.Lock(), threading.Lock()
-        self._kept: dict[str, Outgoing] = {}  # by id, oldest first
+        self._kept: dict[str, Future[Outgoing]] = {}  # by id, oldest first; all of them done
         self._used_at: dict[str, float] = {}
         self._newest: str | None = None  # of those kept, as long as the state has not moved on
         self._coming: Future[Outgoing] | None = None
@@ -151,11 +151,9 @@ class _SnapshotCache:
     def ask(self, want: str | None) -> Future[Outgoing]:
         """Return the snapshot `want`, or where it is None or not kept a new one, which all who ask meanwhile share."""
         with self._lock:
-            outgoing = self._use(self._newest if want is None else want)
-            if outgoing is not None:
-                ready = Future[Outgoing]()
-                ready.set_result(outgoing)
-                return ready
+            kept = self._use(self._newest if want is None else want)
+            if kept is not None:
+                return kept
             if self._coming is None:
                 self._coming = Future()
                 threading.Thread(target=self._make, args=[self._coming], name="isthmus-snapshot", daemon=True).start()
@@ -164,7 +162,8 @@ class _SnapshotCache:
     def find(self, want: str) -> Outgoing | None:
         """Return the snapshot `want`, if it is still kept."""
         with self._lock:
-            return self._use(want)
+            kept = self._use(want)
+        return None if kept is None else kept.result()
 
     def renew(self) -> None:
         """Forget which one is the newest; what is being made goes only to those who wait for it already."""
@@ -177,7 +176,7 @@ class _SnapshotCache:
             idle_since = time.monotonic() - self._keep_seconds
             self._drop([name for name, used_at in self._used_at.items() if used_at < idle_since])
 
-    def _use(self, name: str | None) -> Outgoing | None:
+    def _use(self, name: str | None) -> Future[Outgoing] | None:
         if name is None or name not in self._kept:
             return None
         self._used_at[name] = time.monotonic()
@@ -200,13 +199,13 @@ class _SnapshotCache:
             future.set_exception(error)
             return
         with self._lock:
+            future.set_result(outgoing)
             self._kept.pop(outgoing.id, None)  # it becomes the youngest
-            self._kept[outgoing.id] = outgoing
+            self._kept[outgoing.id] = future
             self._used_at[outgoing.id] = time.monotonic()
             if self._coming is future:
                 self._newest, self._coming = outgoing.id, None
             self._drop(list(self._kept)[:-_MAX_KEPT])
-        future.set_result(outgoing)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -36,12 +36,7 @@ class Fetched:
 
 
 def fetch(
-    addresses: list[str],
-    want: str | None,
-    token: str,
-    progress_seconds: float,
-    total_seconds: float,
-    max_bytes: int,
+    addresses: list[str], want: str | None, token: str, progress_seconds: float, total_seconds: float, max_bytes: int
 ) -> Fetched:
     """Fetch a state from donors (`isthmus.transport.heal.donor.StateServer`).
 

@@ -178,11 +178,7 @@ class Incoming:
             start += len(view)
 
     def finish(self) -> State:
-        """Return the state, once all chunks have been written; each tensor in memory of its own.
-
-        Raises:
-            TransportError: a bool is neither 0 nor 1.
-        """
+        """Return the state, once all chunks have been written; each tensor in memory of its own."""
         for tensor in self._tensors:
             if tensor.dtype == torch.bool and tensor.numel() and tensor.view(torch.uint8).max() > 1:
                 raise TransportError("the state holds a bool that is neither 0 nor 1")

@@ -199,10 +199,7 @@ class PeerConnections:
 
 
 class Libp2pPeers(BufferPeers):
-    """The peers of one sync over libp2p; `call` runs a coroutine on their event loop and waits for it.
-
-    Without connections this worker is alone.
-    """
+    """The peers of one sync over libp2p, none without connections; `call` waits for a coroutine on their loop."""
 
     def __init__(
         self,

@@ -26,11 +26,7 @@ def first_peer(identity: Path) -> Iterator[list[str]]:
 
 
 def serve_dht(settings: NodeSettings) -> None:
-    """Be a peer of the swarm that trains nothing, until Ctrl-C or SIGTERM; say what the workers need.
-
-    Raises:
-        UserError: a port is in use, or no initial peer answers.
-    """
+    """Be a peer of the swarm that trains nothing, until Ctrl-C or SIGTERM; say what the workers need."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     node = Node(settings)
     try:

@@ -78,12 +78,10 @@ class Matchmaker:
                 look.cancel()
                 with suppress(asyncio.CancelledError, Exception):
                     await look
-        missing = sorted(record.name for peer_id, record in records.items() if peer_id != self._node.peer_id)
+        missing = ", ".join(sorted(one.name for peer_id, one in records.items() if peer_id != self._node.peer_id))
         if not missing:
             raise TransportError(f"no rendezvous within {wait_seconds:g} s: this worker saw no other one")
-        raise TransportError(
-            f"no majority of the workers came within {wait_seconds:g} s: waited for {', '.join(missing)}"
-        )
+        raise TransportError(f"no majority of the workers came within {wait_seconds:g} s: waited for {missing}")
 
     async def _watch(
         self, look: asyncio.Future[Any], start: float, wait_seconds: float, grace_seconds: float

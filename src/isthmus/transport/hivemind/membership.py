@@ -129,19 +129,18 @@ class HivemindMembership(Membership):
         self._node.stop()
 
     async def _announce(self) -> None:
-        if self._rank_in_worker > 0:
-            await self._node.handle(self._protocol, self._serve)
-            self._announcing = asyncio.ensure_future(self._presence.keep_in_touch(announce=False))
-            return
-        namesake = await self._presence.find_namesake()
-        if namesake is not None:
-            raise UserError(
-                f"another worker calls itself {self.name} (peer {namesake}): give each worker a name of its own"
-            )
-        await self._matchmaker.start()
+        is_first = self._rank_in_worker == 0
+        if is_first:
+            namesake = await self._presence.find_namesake()
+            if namesake is not None:
+                raise UserError(
+                    f"another worker calls itself {self.name} (peer {namesake}): give each worker a name of its own"
+                )
+            await self._matchmaker.start()
         await self._node.handle(self._protocol, self._serve)
-        await self._presence.announce()
-        self._announcing = asyncio.ensure_future(self._presence.keep_in_touch())
+        if is_first:
+            await self._presence.announce()
+        self._announcing = asyncio.ensure_future(self._presence.keep_in_touch(announce=is_first))
 
     async def _match(self, info: MemberInfo, wait_seconds: float) -> tuple[Rendezvous, dict[str, str]]:
         await self._disconnect()

@@ -34,7 +34,7 @@ class Presence:
         self.reachable: set[str] = set()  # peer ids of the others that answered at the last look
         self._silent = dict[str, PresenceRecord]()  # did not answer; not asked before a new announcement
 
-    async def keep_in_touch(self, announce: bool = True) -> None:
+    async def keep_in_touch(self, announce: bool) -> None:
         """Announce this worker, if it is to be, and speak to the initial peers, for ever."""
         while True:
             with suppress(TimeoutError):

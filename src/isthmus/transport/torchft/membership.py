@@ -16,12 +16,11 @@ from typing_extensions import override
 from isthmus.core.torch_internals import make_gloo_group, skip_reverse_lookups
 from isthmus.core.types import UserError
 from isthmus.transport.address import join_address, own_address, split_address
-from isthmus.transport.base import TransportError
+from isthmus.transport.base import TransportError, readable_message
 from isthmus.transport.elastic.membership import MemberInfo, Membership, Rendezvous
 from isthmus.transport.group_peers import GroupPeers
 from isthmus.transport.heartbeat import Heartbeat
 from isthmus.transport.peers import BufferPeers
-from isthmus.transport.readable import readable_message
 from isthmus.transport.timeouts import TimedCalls
 from isthmus.transport.torchft.lighthouse import LighthouseConnection
 from isthmus.transport.watched_group import AbandonedGroups, WatchedGroup

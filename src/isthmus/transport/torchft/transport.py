@@ -84,11 +84,8 @@ class TorchFTTransport(ElasticTransport):
     @classmethod
     def check(cls, options: Mapping[str, Any]) -> Iterator[Finding]:
         if options["lighthouse"] is None:
-            yield Finding(
-                "fail",
-                "no lighthouse is named",
-                "start one with isthmus lighthouse, and give its address in outer.transport.lighthouse",
-            )
+            advice = "start one with isthmus lighthouse, and give its address in outer.transport.lighthouse"
+            yield Finding("fail", "no lighthouse is named", advice)
             return
         host, port = split_address(options["lighthouse"])
         address = resolve(host, "correct outer.transport.lighthouse")
@@ -96,8 +93,5 @@ class TorchFTTransport(ElasticTransport):
             socket.create_connection((address, port), _DIAL_SECONDS).close()
             yield Finding("ok", f"a lighthouse answers at {address}, port {port}")
         except OSError as error:
-            yield Finding(
-                "fail",
-                f"no lighthouse answers at {address}, port {port} ({error.strerror or error})",
-                "start isthmus lighthouse there, and let this machine reach that port",
-            )
+            found = f"no lighthouse answers at {address}, port {port} ({error.strerror or error})"
+            yield Finding("fail", found, "start isthmus lighthouse there, and let this machine reach that port")
