@@ -92,12 +92,7 @@ def modelled_clock(run: FinishedRun, megabits_per_second: float, step_seconds: f
     finished, `overlap_steps` later: what these steps of computing cannot hide is exposed.
 
     Not modelled: latency, downlinks, and what `ddp` hides of its all-reduce behind its own backward pass (all of it
-    counts as exposed).
-
-    Args:
-        run: a finished one.
-        megabits_per_second: speed of the uplink.
-        step_seconds: computing per inner step; None: as measured in this run.
+    counts as exposed). Without `step_seconds` a step takes as long as was measured in this run.
     """
     compute = run.step_seconds if step_seconds is None else step_seconds
     sent_after = _steps_of_sending(run)

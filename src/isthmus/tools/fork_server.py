@@ -90,13 +90,9 @@ class ForkServer:
         self._ask("import", list(names))
 
     def start(self, arguments: list[str], env: Mapping[str, str], log: Path, name: str) -> Child:
-        """Start `python -m isthmus` with these arguments.
+        """Start `python -m isthmus` with these arguments, and with no environment but `env`.
 
-        Args:
-            arguments: of the command line.
-            env: all environment variables.
-            log: the file to which the process's output is appended.
-            name: of the process, as `ps -o comm` and `top` show it.
+        Its output is appended to the log; `ps -o comm` and `top` show its name.
         """
         read, write = os.pipe()
         try:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -36,15 +35,8 @@ def launch(
     The first Ctrl-C (or SIGTERM) has all workers stop after the same step with a checkpoint, a second one ends them at
     once.
 
-    Args:
-        config: the run; `train.workers` says how many.
-        console: for progress.
-        server: starts the workers.
-        resume: go on from the newest checkpoint.
-        name: what to call the run; None: its recipe.
-
     Returns:
-        The finished run; None when it was stopped before its end.
+        The finished run, called `name` or after its recipe; None when it was stopped before its end.
 
     Raises:
         UserError: the run cannot begin, or a worker says so.
@@ -61,34 +53,26 @@ def launch(
     workers = config.train.workers
     ranks = f" of {config.mesh.num_ranks} ranks" if config.mesh.num_ranks > 1 else ""
     console.print(f"{name}: {workers} worker{'s'[: workers - 1]}{ranks}, {config.train.steps} steps, into {run_dir}")
-    with transport_class(config).serve(config.outer.transport, run_dir) as served_options:
-        _run(config, served_options, console, server, resume, name)
-    finished_run = FinishedRun.read(run_dir, name)
-    return finished_run if finished_run.summary["finished"] else None
-
-
-def _run(
-    config: RunConfig, served_options: dict[str, Any], console: Console, server: ForkServer, resume: bool, name: str
-) -> None:
-    """Start the workers and watch them until all have ended."""
-    run_dir = Path(config.train.run_dir)
 
     def tell(line: str) -> None:
         console.print(f"{name}: {line}", soft_wrap=True)
 
     with (
+        transport_class(config).serve(config.outer.transport, run_dir) as served_options,
         _counted_signals() as signals,
-        Workers(config, server, resume, served_options, tell) as workers,
-        LiveProgress(run_dir, name, config.train.workers, config.train.steps, console) as progress,
+        Workers(config, server, resume, served_options, tell) as started,
+        LiveProgress(run_dir, name, workers, config.train.steps, console) as progress,
     ):
-        while workers.running():
+        while started.running():
             progress.update()
             if len(signals) > 1:
                 raise Interrupted(f"ended at once; {how_to_resume(run_dir)}")
-            if signals and not workers.stopping:
+            if signals and not started.stopping:
                 console.print("stopping: the workers finish their step and save it (Ctrl-C again: end at once)")
-                workers.stop()
+                started.stop()
             time.sleep(_POLL_SECONDS)
+    finished_run = FinishedRun.read(run_dir, name)
+    return finished_run if finished_run.summary["finished"] else None
 
 
 @contextmanager

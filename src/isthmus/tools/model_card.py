@@ -41,12 +41,9 @@ class TrainingFacts:
 
 
 def model_card(name: str, facts: TrainingFacts, network: nn.Module | None) -> str:
-    """Write a model card, in Markdown, with the Hub's header.
+    """Write the card of the model of this name, in Markdown, with the Hub's header.
 
-    Args:
-        name: of the model.
-        facts: about the run.
-        network: of transformers, which was exported; None: a model that is loaded with isthmus.
+    `network` is of transformers, where one was exported; without it the model is loaded with isthmus.
     """
     recipe, (load, header) = facts.config.outer.recipe, _loading(facts, network)
     sections = [

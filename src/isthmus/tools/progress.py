@@ -62,15 +62,7 @@ class MetricsReader:
 
 
 class LiveProgress:
-    """A bar on a terminal, a line every few seconds elsewhere. Figures are worker 0's, tokens/s those of all.
-
-    Args:
-        run_dir: of the run that is watched.
-        name: what to call it.
-        workers: how many write metrics.
-        steps: inner steps until the end.
-        console: where to.
-    """
+    """A bar on a terminal, a line every few seconds elsewhere. Figures are worker 0's, tokens/s those of all."""
 
     def __init__(self, run_dir: Path, name: str, workers: int, steps: int, console: Console) -> None:
         self.name, self.steps, self.console = name, steps, console

@@ -39,14 +39,8 @@ class Workers:
     """One process `isthmus train` a rank, each with its share of the cores and a log such as `logs/worker-1.log`.
 
     Each reads from a pipe of this process: through it they are told to stop, and they end when it breaks. In an elastic
-    run a worker that died is started again, with all of its ranks.
-
-    Args:
-        config: the run.
-        server: starts the processes.
-        resume: go on from the newest checkpoint.
-        served_options: of `outer.transport`, what holds for this launch alone and is not saved.
-        tell: is given a line whenever a worker is started again.
+    run a worker that died is started again, with all of its ranks, and `tell` is given a line. What holds for this
+    launch alone, and is not saved, is in `served_options` (of `outer.transport`).
     """
 
     def __init__(
@@ -61,9 +55,9 @@ class Workers:
         self.stopping = False
         self._server, self._resume, self._tell = server, resume, tell
         self._elastic = is_elastic(config)
-        self._ranks = RankLayout(config.train.workers * config.mesh.num_ranks, config.mesh.num_ranks)
-        self._world = world_environment(self._ranks.size) | {SERVED_OPTIONS: json.dumps(served_options or {})}
-        self._children: list[Child] = []
+        self._layout = RankLayout(config.train.workers * config.mesh.num_ranks, config.mesh.num_ranks)
+        self._world = world_environment(self._layout.size) | {SERVED_OPTIONS: json.dumps(served_options or {})}
+        self._children: list[list[Child]] = []  # the ranks of each worker
         self._restarts: list[list[str]] = [[] for _ in range(config.train.workers)]  # why, for each worker
 
     def __enter__(self) -> Self:
@@ -74,12 +68,12 @@ class Workers:
         self._config_path.write_text(yaml.safe_dump(dump(self.config), sort_keys=False))
         self._server.import_modules(getattr(MODELS.get(self.config.model["type"]), "libraries", ()))
         for worker in range(self.config.train.workers):
-            self._children += self._start(worker)
+            self._children.append(self._start(worker))
         return self
 
     def __exit__(self, *error: object) -> None:
         """End whoever still runs."""
-        end(self._children)
+        end(self._all)
 
     def running(self) -> bool:
         """Return whether any worker still runs.
@@ -88,29 +82,33 @@ class Workers:
             UserError: a worker ended with exit code 2; its message.
             WorkerFailed: a worker ended with another exit code but 0.
         """
-        codes = [child.poll() for child in self._children]
-        for worker in range(self.config.train.workers):
-            ranks = self._ranks_of(worker)
-            if any(codes[rank] for rank in ranks) and self._may_come_back(worker):
+        codes = [[child.poll() for child in ranks] for ranks in self._children]
+        for worker, ranks in enumerate(codes):
+            if any(ranks) and self._may_come_back(worker):
                 self._restart(worker)
-                codes[ranks.start : ranks.stop] = [None] * len(ranks)
-        if any(codes):
+                codes[worker] = [None]
+        if any(map(any, codes)):
             self._explain()
-        return None in codes
+        return any(None in ranks for ranks in codes)
 
     def stop(self) -> None:
         """Have all workers stop after the same step."""
         self.stopping = True
-        for child in self._children:
+        for child in self._all:
             child.tell(_STOP)
+
+    @property
+    def _all(self) -> list[Child]:
+        return [child for ranks in self._children for child in ranks]
 
     def _start(self, worker: int) -> list[Child]:
         """Start all ranks of a worker; in an elastic world they have a process group of torch to themselves."""
-        ranks = self._ranks_of(worker)
-        world, numbers = self._world, ranks
-        if self._elastic and len(ranks) > 1:
-            own = {"ISTHMUS_WORKER": str(worker), "WORLD_SIZE": str(len(ranks)), "MASTER_PORT": str(free_port())}
-            world, numbers = world | own, range(len(ranks))
+        num_ranks, world = self._layout.per_worker, self._world
+        first = worker * num_ranks
+        apart = self._elastic and num_ranks > 1
+        if apart:
+            world = world | {"ISTHMUS_WORKER": str(worker), "WORLD_SIZE": str(num_ranks)}
+            world["MASTER_PORT"] = str(free_port())
         if self._restarts[worker]:
             world = world | {RESTART_REASONS: json.dumps(self._restarts[worker])}
         resume = ["--resume"] if self._resume or self._restarts[worker] else []
@@ -118,27 +116,26 @@ class Workers:
         return [
             self._server.start(
                 command,
-                world | {"RANK": str(number), "LOCAL_RANK": str(rank)},
-                self._log(rank),
-                name_of(worker, rank - ranks.start),
+                world | {"RANK": str(rank if apart else first + rank), "LOCAL_RANK": str(first + rank)},
+                self._log(worker, rank),
+                name_of(worker, rank),
             )
-            for rank, number in zip(ranks, numbers, strict=True)
+            for rank in range(num_ranks)
         ]
 
     def _restart(self, worker: int) -> None:
-        ranks = self._ranks_of(worker)
-        dead = self._children[ranks.start : ranks.stop]
-        reason = self._reason(next(rank for rank in ranks if self._children[rank].returncode))
+        dead = self._children[worker]
+        reason = self._reason(worker, next(rank for rank, child in enumerate(dead) if child.returncode))
         self._restarts[worker].append(reason)
         end(dead)
         self._tell(f"worker {worker} {reason}: it is started again, for the {len(self._restarts[worker])}. time")
-        self._children[ranks.start : ranks.stop] = self._start(worker)
+        self._children[worker] = self._start(worker)
 
     def _may_come_back(self, worker: int) -> bool:
         """In an elastic run a worker that died is started again, as long as others live and it is not hopeless."""
-        ranks = self._ranks_of(worker)
-        lives = any(child.poll() is None for rank, child in enumerate(self._children) if rank not in ranks)
-        refused = any(self._children[rank].poll() == 2 for rank in ranks)
+        own = self._children[worker]
+        lives = any(child.poll() is None for child in self._all if child not in own)
+        refused = any(child.poll() == 2 for child in own)
         hopeless = refused or len(self._restarts[worker]) >= _MOST_RESTARTS or self._has_finished(worker)
         return self._elastic and lives and not self.stopping and not hopeless
 
@@ -150,27 +147,25 @@ class Workers:
     def _explain(self) -> None:
         """Raise what went wrong: a user error before a worker's death, a death before what it did to the others."""
         deadline = time.monotonic() + _GRACE_SECONDS
-        while time.monotonic() < deadline and None in [child.poll() for child in self._children]:
+        while time.monotonic() < deadline and None in [child.poll() for child in self._all]:
             time.sleep(_POLL_SECONDS)
-        failed = [(child.returncode, rank) for rank, child in enumerate(self._children) if child.returncode]
-        code, rank = min(failed, key=lambda item: (item[0] != 2, item[0]))
+        failed = [(child.returncode, number) for number, child in enumerate(self._all) if child.returncode]
+        code, number = min(failed, key=lambda item: (item[0] != 2, item[0]))
+        worker, rank = divmod(number, self._layout.per_worker)
         if code == 2:
-            raise UserError(_last_words(self._log(rank)))
-        what_next = how_to_resume(self.run_dir) if code < 0 else f"all of it: {self._log(rank)}"
-        raise WorkerFailed(f"{self._ranks.name(rank)} {self._reason(rank)}; {what_next}")
+            raise UserError(_last_words(self._log(worker, rank)))
+        what_next = how_to_resume(self.run_dir) if code < 0 else f"all of it: {self._log(worker, rank)}"
+        raise WorkerFailed(f"{self._layout.name(number)} {self._reason(worker, rank)}; {what_next}")
 
-    def _reason(self, rank: int) -> str:
+    def _reason(self, worker: int, rank: int) -> str:
         """Return how a rank has ended: 'was killed by SIGKILL'."""
-        code = self._children[rank].returncode or 0
+        code = self._children[worker][rank].returncode or 0
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
-        return f"failed: {_last_words(self._log(rank))}"
+        return f"failed: {_last_words(self._log(worker, rank))}"
 
-    def _ranks_of(self, worker: int) -> range:
-        return self._ranks.of_worker(worker * self._ranks.per_worker)
-
-    def _log(self, rank: int) -> Path:
-        return self.run_dir / "logs" / f"{name_of(*divmod(rank, self._ranks.per_worker))}.log"
+    def _log(self, worker: int, rank: int) -> Path:
+        return self.run_dir / "logs" / f"{name_of(worker, rank)}.log"
 
 
 def how_to_resume(run_dir: Path) -> str:

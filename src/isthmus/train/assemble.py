@@ -176,14 +176,9 @@ def build_inner_step(
     stages: LocalStages | None = None,
     wrap: Callable[[nn.Module], nn.Module] = lambda module: module,
 ) -> SupervisedStep | AdversarialStep:
-    """Return the inner step of `model`, or of the stages it is cut into.
+    """Return the inner step of `model`, which is all of this rank, or of the stages that a pipeline cuts it into.
 
-    Args:
-        config: of the run.
-        model: all parameters of this rank.
-        device_mesh: of a worker of several ranks.
-        stages: of a pipeline.
-        wrap: puts what averages gradients between workers around what has a loss.
+    `wrap` puts what averages gradients between workers around what has a loss.
     """
     inner, spec = config.inner, build(INNER_OPTIMIZERS, config.inner.optimizer)
     check_inner_step(config, model)

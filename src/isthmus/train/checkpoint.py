@@ -45,12 +45,7 @@ class NotSaved(Exception):
 class Checkpoints:
     """The checkpoints of one process, and where the mesh has changed since, those of its worker.
 
-    Args:
-        folder: of all workers and steps.
-        worker: whose they are.
-        identity: of the run; a checkpoint of another one is refused.
-        rank: inside the worker.
-        mesh: of the worker's ranks.
+    In `folder` are those of all workers and steps; one of a run with another identity is refused.
     """
 
     def __init__(
@@ -133,12 +128,9 @@ class Checkpoints:
         return True
 
     def prune(self, keep: int, last_common: int, unsaved: Container[int] = ()) -> None:
-        """Delete what no run will go on from: up to a step, all but the newest `keep` that every worker has.
+        """Delete what no run will go on from: all but the newest `keep` that every worker has.
 
-        Args:
-            keep: how many.
-            last_common: the last step that all workers have come past.
-            unsaved: steps that some worker could not save.
+        All workers have come past the step `last_common`; those in `unsaved` some worker could not save.
         """
         past = sorted(step for step in self._steps(self.name) if step <= last_common)
         kept = [step for step in past if step not in unsaved][-keep:] if len(past) > keep else past

@@ -25,12 +25,8 @@ class DataParallel(Method):
     """Averages gradients in every backward pass of what it wraps: every step is a round.
 
     The model itself takes the anchor's part. Buffers stay each worker's own, as with an outer loop. A worker alone
-    trains the bare model.
-
-    Args:
-        model: equal on all workers.
-        transport: joined here, left by `close`.
-        sync_budget_seconds: bound on one all-reduce.
+    trains the bare model. The transport is joined here, and left by `close`; `sync_budget_seconds` bounds one
+    all-reduce.
     """
 
     evaluates = "model"

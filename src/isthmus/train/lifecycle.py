@@ -25,22 +25,12 @@ from isthmus.transport.rendezvous import open_store
 
 
 class Lifecycle:
-    """A worker of a static world, where all begin, stop and come back together.
-
-    Args:
-        config: of the run.
-        process: this one.
-        data_set: opened.
-
-    Attributes:
-        batches: of this worker.
-        transport_options: which the configuration does not hold.
-    """
+    """A worker of a static world, where all begin, stop and come back together."""
 
     def __init__(self, config: RunConfig, process: Process, data_set: DataSet) -> None:
         self._config, self._process = config, process
         self.batches = self._open_batches(data_set)
-        self.transport_options: dict[str, Any] = {}
+        self.transport_options: dict[str, Any] = {}  # which the configuration does not hold
 
     def batches_state(self, method_state: State) -> State:
         """Return the position in the batches that belongs to a saved state of the method."""

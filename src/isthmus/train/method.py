@@ -25,7 +25,6 @@ class Method(Protocol):
     @property
     def inner_steps(self) -> int:
         """The steps of the whole run that are done, by whoever took part."""
-        ...
 
     @property
     def is_training(self) -> bool:
@@ -35,7 +34,6 @@ class Method(Protocol):
     @property
     def is_finished(self) -> bool:
         """Whether the run has come to its end, on this worker and on the others."""
-        ...
 
     @property
     def param_names(self) -> list[list[str]]:
@@ -48,11 +46,9 @@ class Method(Protocol):
 
     def begin_step(self) -> None:
         """Note that an inner step begins now: what came before it (evaluation, checkpoints) is no training time."""
-        return
 
     def step(self) -> list[SyncReport]:
         """Count one inner step and sync what is due; return a report for every sync that has finished."""
-        ...
 
     def skip(self) -> list[SyncReport]:
         """Go on to the next sync without training, where there is nothing to train on until then."""
@@ -60,31 +56,24 @@ class Method(Protocol):
 
     def finish(self) -> list[SyncReport]:
         """End the run; in an elastic world training may have to go on afterwards (`is_training`)."""
-        ...
 
     def close(self) -> None:
         """Leave the other workers."""
-        ...
 
     def anchored(self) -> AbstractContextManager[None]:
         """Return a context in which the model holds what `evaluates` names."""
-        ...
 
     def take_finished_rounds(self) -> list[int]:
         """Return the lengths in steps of the rounds that all fragments have come through since the last call."""
-        ...
 
     def anchor_hash(self) -> str:
         """Return 16 hexadecimal digits that differ when any bit differs of what `evaluates` names."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything but the model's own parameters."""
-        ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state."""
-        ...
 
 
 class OuterLoopMethod(OuterLoop, Method):

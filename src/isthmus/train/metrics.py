@@ -31,19 +31,12 @@ _MOST_WAITING = 10_000  # events, of some 200 bytes, that wait for room on the d
 class MetricsFile:
     """Appends events to a file that can be cut back to an earlier size.
 
-    The file holds whole lines at any time. On a full disk events wait in memory, and follow as soon as there is room.
-
-    Args:
-        path: of the file.
-        kept_bytes: of the file as it is; what comes behind them is cut off.
-        listen: is told every event, too.
+    The file holds whole lines at any time; what comes behind its first `kept_bytes` is cut off when it is opened. On a
+    full disk events wait in memory, and follow as soon as there is room. `listen` is told every event, too.
     """
 
     def __init__(
-        self,
-        path: Path,
-        kept_bytes: int = 0,
-        listen: Callable[[str, dict[str, Any]], None] | None = None,
+        self, path: Path, kept_bytes: int = 0, listen: Callable[[str, dict[str, Any]], None] | None = None
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
@@ -63,8 +56,9 @@ class MetricsFile:
         self._waiting.append(json.dumps(line, allow_nan=False).encode() + b"\n")
         problem = self._write_out()
         if problem and len(self._waiting) == 1:
-            warning = "%s cannot be written (%s): make room there; events wait in memory"
-            _LOGGER.warning(warning, self._file.name, problem)
+            _LOGGER.warning(
+                "%s cannot be written (%s): make room there; events wait in memory", self._file.name, problem
+            )
         if self._listen:
             self._listen(event, values)
 

@@ -15,17 +15,12 @@ _ROUNDS_AHEAD = 3  # the one in flight, the next, and one that is refused
 
 
 class ReplicatedLedger(ReplicatedState):
-    """The data ledger as replicated state: it moves on the communication thread, the batches on the training thread.
-
-    Args:
-        leased: this worker's batches.
-        local_steps: H.
-    """
+    """The data ledger as replicated state: it moves on the communication thread, the batches on the training thread."""
 
     def __init__(self, leased: LeasedBatches, local_steps: int) -> None:
         self.leased = leased
         self.ledger = Ledger(leased.order.fingerprint)
-        self._batches_ahead = _ROUNDS_AHEAD * local_steps
+        self._batches_ahead = _ROUNDS_AHEAD * local_steps  # H of them a round
         self._based_on = self.ledger
 
     @property

@@ -53,22 +53,12 @@ class RankParts:
 
 
 def load_resharded(
-    checkpoints: Checkpoints,
-    step: int,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    method: Method,
+    checkpoints: Checkpoints, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, method: Method
 ) -> State:
     """Return what this process saved after `step`; if the mesh was another one, what it would have saved on this one.
 
-    There are no `generators` then, for the ranks that drew those numbers are gone.
-
-    Args:
-        checkpoints: this process'.
-        step: undamaged on all ranks of this worker.
-        model: this rank's, as built.
-        optimizer: the inner one, as built.
-        method: as built.
+    There are no `generators` then, for the ranks that drew those numbers are gone. The checkpoint is undamaged on all
+    ranks of this worker; model, inner optimizer and method are as they were built.
 
     Raises:
         UserError: the former mesh cut the model into other fragments.
@@ -98,11 +88,8 @@ def check_fragments(num_fragments: int, there: ParallelDims, here: ParallelDims)
 class Resharding:
     """Takes what one rank needs out of what all ranks of a former mesh saved.
 
-    What belongs to a parameter element by element is cut anew; what the ranks have in common is the first one's.
-
-    Args:
-        ranks: their states, tensors as `StoredTensor`.
-        own: what this rank holds.
+    What belongs to a parameter element by element is cut anew; what the ranks have in common is the first one's. In
+    `ranks` tensors are `StoredTensor`; `own` is what this rank holds.
 
     Attributes:
         forgotten: paths of compressor memory that belongs to the former parts as a whole: it begins anew.
@@ -114,12 +101,9 @@ class Resharding:
         self.forgotten = set[str]()
 
     def state(self, rank: int, inner: State, outer: State) -> State:
-        """Return what rank number `rank` would have saved on the new mesh, but for its random numbers.
+        """Return what a rank of the worker would have saved on the new mesh, but for its random numbers.
 
-        Args:
-            rank: inside the worker.
-            inner: the state of its new inner optimizer.
-            outer: the state of its new outer optimizer.
+        `inner` and `outer` are the states of its new optimizers.
         """
         first, models = self.ranks[0], [saved["model"] for saved in self.ranks]
         inner_steps = [saved["inner_step"] for saved in self.ranks]
@@ -178,13 +162,9 @@ class Resharding:
         return {**fresh, "state": state}
 
     def _memory(self, index: int, memories: list[State], of_fragment: bool = True, path: str = "") -> State:
-        """Return a compressor's memory, as far as it can move.
+        """Return a compressor's memory of a fragment, as far as it can move; `path` is where this part of it lies.
 
-        Args:
-            index: of the fragment.
-            memories: of the ranks.
-            of_fragment: whether this compressor works on the fragment's own tensors, in their order.
-            path: where in the whole memory.
+        With `of_fragment` this compressor works on the fragment's own tensors, in their order.
         """
         result: State = {}
         for key in sorted({key for memory in memories for key in memory}):
@@ -230,9 +210,7 @@ def _holds_tensors(value: Any) -> bool:
 def whole_model(ranks: list[State], names: Iterable[str]) -> dict[str, torch.Tensor]:
     """Return the whole model that the ranks of a worker saved, with the anchors in its parameters if there are any.
 
-    Args:
-        ranks: their states, tensors as `StoredTensor`.
-        names: of its parameters and buffers, those that are tied once.
+    In `ranks` tensors are `StoredTensor`; `names` has those of parameters and buffers, tied ones once.
     """
     pieces = defaultdict[str, list[tuple[TensorSlice, StoredTensor]]](list)
     for rank in ranks:

@@ -87,11 +87,7 @@ def _is_finished(path: Path, manifest: dict[str, Any]) -> bool:
 
 
 class MissingCheckpoints:
-    """The steps whose checkpoint some worker could not write: a run does not go on from there.
-
-    Args:
-        store: reaches all workers.
-    """
+    """The steps whose checkpoint some worker could not write, in a store for all: no run goes on from there."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -71,14 +71,7 @@ def compare_clocks(names: list[str], network: Network) -> Check:
 
 
 def judge_network(names: list[str], network: Network, sync_bytes: dict[str, int], config: RunConfig) -> list[Check]:
-    """Judge what the slowest download means for this configuration.
-
-    Args:
-        names: of the workers, in rank order.
-        network: between them.
-        sync_bytes: that a worker sends for a sync of each fragment.
-        config: of the run.
-    """
+    """Judge what the slowest download means for this configuration, whose workers send so much for each fragment."""
     rate = min(network.download_bytes_per_second)
     slowest = names[network.download_bytes_per_second.index(rate)]
     count, budget = max(sync_bytes.values()), config.outer.transport["sync_budget_seconds"]

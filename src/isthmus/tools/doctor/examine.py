@@ -54,12 +54,7 @@ def doctor(config: RunConfig, console: Console, now: Clock = time.time) -> int:
 
     RANK and WORLD_SIZE say which worker this is, as for training; a worker is one process here, whatever its mesh. The
     first worker on each machine prints what all of them found together, and each one that could not meet the others
-    what it found alone.
-
-    Args:
-        config: of the run.
-        console: for the tables.
-        now: this machine's wall clock, in seconds.
+    what it found alone. `now` is this machine's wall clock, in seconds.
 
     Returns:
         The exit code: 0 when all is well, 2 when something must be changed, 1 when the workers could not meet.

@@ -28,12 +28,9 @@ class Network:
 
 
 def measure(peers: Peers, now: Clock, longest_seconds: float) -> Network:
-    """Measure the network; all peers call this at the same time.
+    """Measure the network; all peers, at least two, call this at the same time.
 
-    Args:
-        peers: at least two.
-        now: this machine's wall clock, in seconds.
-        longest_seconds: a transfer that takes so long is not followed by a larger one.
+    A transfer that takes `longest_seconds` is not followed by a larger one; `now` is this machine's wall clock.
     """
     round_trip = max(_gather(peers, median(_ping(peers) for _ in range(_NUM_PINGS))))
     clocks = _gather(peers, now())  # the collective before this one has ended at about the same moment everywhere

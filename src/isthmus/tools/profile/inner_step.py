@@ -41,9 +41,7 @@ class MicroBatch:
 def try_micro_batches(step: SupervisedStep | AdversarialStep, batch: Batch) -> list[MicroBatch]:
     """Try all micro-batch sizes that `inner.micro_batch_size: auto` tries; return those that fit into memory.
 
-    Args:
-        step: before its first batch; trains a few steps here.
-        batch: one of full size, on the model's device.
+    The step, which has seen no batch before, trains a few times here, on a batch of full size.
     """
     rates, memory, tried = measure_rates(step, batch), _Memory(step), list[MicroBatch]()
     try:

@@ -67,15 +67,12 @@ class _TimedCompressor(Compressor):
 
 
 def measure_syncs(config: RunConfig, model: nn.Module, train: Callable[[], Any]) -> SyncSeconds:
-    """Measure the configured outer loop in a few rounds without other workers.
+    """Measure the configured outer loop in a few rounds without other workers; `train` is an inner step.
 
-    Args:
-        config: with a schedule; fragments follow one another here without steps between, and without a warm start.
-        model: on its device.
-        train: an inner step, so that there is something to send.
+    Fragments follow one another here without steps between, and without a warm start.
     """
-    assert config.outer.schedule is not None
     planned = config.outer.schedule
+    assert planned is not None
     num_fragments, has_full_delay = planned.num_fragments, planned.overlap_steps == planned.local_steps
     overlap_steps = num_fragments if has_full_delay else 0
     schedule = SyncSchedule(num_fragments, num_fragments, overlap_steps=overlap_steps)

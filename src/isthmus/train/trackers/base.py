@@ -28,23 +28,16 @@ class Tracker(Protocol):
 
     def begin(self, step: int, totals: Totals) -> None:
         """Begin with a run that goes on after `step`; `totals` are the worker's own, and grow as it trains."""
-        ...
 
     def take(self, event: str, values: Mapping[str, Any]) -> None:
         """Show one event of `isthmus.train.metrics`."""
-        ...
 
     def close(self) -> None:
         """End: no more events come."""
-        ...
 
 
 class Trackers:
-    """Hands events to all trackers, in a thread of its own; one that fails is logged once and gets nothing more.
-
-    Args:
-        trackers: none of them has begun.
-    """
+    """Hands events to all trackers, in a thread of its own; one that fails is logged once and gets nothing more."""
 
     def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
         self._trackers = list(trackers)

@@ -52,17 +52,10 @@ COUNTERS = {
 
 
 class Figures(Tracker):
-    """The figures of one worker: gauges as of the last event, counters since the run began.
-
-    Args:
-        planned_steps: of the whole run.
-
-    Attributes:
-        evaluation: what the last one found, by name; only worker 0 evaluates.
-    """
+    """The figures of one worker: gauges as of the last event, counters since the run began."""
 
     def __init__(self, planned_steps: int) -> None:
-        self.evaluation = dict[str, float]()
+        self.evaluation = dict[str, float]()  # what the last one found, by name; only worker 0 evaluates
         self._totals = Totals()
         self._faults = 0
         self._gauges: dict[str, float] = {"participating": 0, "outer_version": 0, "step": 0}
@@ -120,13 +113,7 @@ class Figures(Tracker):
 
 
 class Prometheus(Figures):
-    """Serves the figures of a worker over HTTP, on all addresses of this machine.
-
-    Args:
-        port: to listen on.
-        labels: of every figure.
-        planned_steps: of the whole run.
-    """
+    """Serves the figures of a worker over HTTP, each with the same labels, on all addresses of this machine."""
 
     name = "prometheus"
 

@@ -13,11 +13,7 @@ from isthmus.train.trackers.base import Tracker, need, numbers
 
 
 class TensorBoard(Tracker):
-    """Writes all figures of a worker to a folder, which TensorBoard shows as one run.
-
-    Args:
-        folder: of this worker.
-    """
+    """Writes all figures of a worker to a folder, which TensorBoard shows as one run."""
 
     name = "tensorboard"
 

@@ -21,13 +21,8 @@ class WeightsAndBiases(Tracker):
     """Logs all figures of a worker with `wandb`.
 
     Its key comes from the environment (WANDB_API_KEY) and is kept nowhere. Without one, or with WANDB_MODE=offline,
-    everything stays in the run's folder, from where `wandb sync` sends it.
-
-    Args:
-        project: of all runs.
-        run_dir: the group is called after it.
-        worker: such as "worker-1".
-        config: what is shown with the run.
+    everything stays in the run's folder, from where `wandb sync` sends it. The group is called after that folder, the
+    run there after its worker, such as "worker-1".
     """
 
     name = "wandb"
