@@ -158,9 +158,8 @@ def show(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = 
     with _importing():
         from isthmus.config import dump
         from isthmus.recipes import load_config
-        from isthmus.tools.preflight import check_run
+        from isthmus.tools.preflight import check_run, import_paths, sync_bytes
         from isthmus.tools.report import readable_bytes
-        from isthmus.tools.show import import_paths, sync_bytes
 
         loaded, console = load_config(config, overrides or [], workers), _console()
     print(yaml.safe_dump(dump(loaded), sort_keys=False))

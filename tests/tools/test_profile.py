@@ -17,10 +17,10 @@ from isthmus.core import SyncSchedule, UserError, split_balanced
 from isthmus.models import CausalLM
 from isthmus.models.gpt_neox import GPTNeoX
 from isthmus.recipes import load_config
+from isthmus.tools.preflight import sync_bytes
 from isthmus.tools.profile import inner_step, profile, show
 from isthmus.tools.profile.inner_step import count_flops, try_micro_batches
 from isthmus.tools.profile.sync import model_uplink
-from isthmus.tools.show import sync_bytes
 from isthmus.train import assemble
 from isthmus.transport.local import LocalWorld
 

@@ -24,7 +24,7 @@ from worker_processes import events
 
 from isthmus.core import UserError
 from isthmus.train.metrics import Totals
-from isthmus.train.trackers.prometheus import COUNTERS, GAUGES, Figures, Prometheus
+from isthmus.train.trackers.prometheus import COUNTERS, GAUGES, Prometheus
 from isthmus.train.worker import train
 from isthmus.transport.address import free_port
 
@@ -235,8 +235,9 @@ def test_a_port_that_no_machine_has_is_one_line(tmp_path):
 
 
 def test_all_figures_are_described():
-    figures = Figures(10)
+    figures = Prometheus(free_port(), {}, 10)
     figures.take("step", {"step": 1, "loss": 1.0, "lr": 0.1, "grad_norm": 1.0})
     figures.take("sync", {"step": 1, "outer_step": 0, "committed": True, "num_peers": 1, "norm": 1.0, "cosine": 1.0})
     assert figures.gauges().keys() == GAUGES.keys()
     assert figures.counters().keys() == COUNTERS.keys()
+    figures.close()

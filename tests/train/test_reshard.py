@@ -1,5 +1,6 @@
 """What one rank of a new mesh takes out of the checkpoints of all ranks of the former one."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def rank_state(start: int, stop: int, in_flight: bool = True) -> State:
     inner = {0: {"step": torch.tensor(9.0), "exp_avg": 2 * bias}, 1: {"exp_avg": 2 * matrix, "step": torch.tensor(9.0)}}
     outer = {0: {"momentum_buffer": 3 * matrix}, 1: {"momentum_buffer": None}}
     return {
-        "holding": rank_parts(start, stop).state_dict(),
+        "holding": asdict(rank_parts(start, stop)),
         "model": {"matrix": matrix, "bias": bias, "mean": torch.tensor([1.0, 2.0])},
         "method": {
             "inner_steps": 20,

@@ -11,7 +11,6 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -80,7 +79,9 @@ def run_demo(folder: Path, steps: int, console: Console, server: ForkServer, run
     step_seconds = finished[0].step_seconds
     rows = compare(finished, step_seconds)
     notes = _notes(finished, step_seconds)
-    summary = {"steps": steps, "step_seconds": step_seconds, "notes": notes, "runs": _joined(finished, rows)}
+    # what is per worker in a run's summary is a mean in its row
+    joined = {run.name: {**run.summary, "row": row} for run, row in zip(finished, rows, strict=True)}
+    summary = {"steps": steps, "step_seconds": step_seconds, "notes": notes, "runs": joined}
     (folder / "summary.json").write_text(json.dumps(summary, indent=1))
     from isthmus.tools.plot import draw  # matplotlib takes a second to import
 
@@ -128,8 +129,3 @@ def _inner_optimizers(finished: list[FinishedRun]) -> str:
     for run in finished:
         users.setdefault(run.config["inner"]["optimizer"]["type"], []).append(run.name)
     return "; ".join(f"{optimizer} in {', '.join(names)}" for optimizer, names in users.items())
-
-
-def _joined(finished: list[FinishedRun], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return each run's summary with its row: what is per worker in the one is a mean in the other."""
-    return {run.name: {**run.summary, "row": row} for run, row in zip(finished, rows, strict=True)}

@@ -5,37 +5,27 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from torch import nn
 
 from isthmus.config import RunConfig, parse
 from isthmus.core import State, UserError
 from isthmus.data import DATA
 from isthmus.data.tokenizer import load_tokenizer
-from isthmus.models import CausalLM, save_exported
+from isthmus.models import save_exported
 from isthmus.parallel.state import load_local_model, named_tensors
 from isthmus.spec import build
 from isthmus.tools.model_card import TrainingFacts, model_card
 from isthmus.train import assemble
 from isthmus.train.checkpoint import Checkpoints
+from isthmus.train.checkpoint_files import RunIdentity
 from isthmus.train.metrics import Totals
 from isthmus.train.reshard import whole_model
 from isthmus.train.run_folder import metrics_path
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class WorkerCheckpoint:
-    """An undamaged checkpoint of one worker."""
-
-    step: int
-    worker: int  # its number
-    ranks: list[State]  # what each of its ranks saved, tensors as `StoredTensor`
 
 
 def export(run_dir: Path, to: Path) -> int:
@@ -56,21 +46,22 @@ def export(run_dir: Path, to: Path) -> int:
     config = _read_config(run_dir)
     spec = assemble.build_model_spec(config)
     model = spec.build(config.train.seed)
-    checkpoint = _newest_good(run_dir, assemble.run_identity(config, model))
-    load_local_model(model, whole_model(checkpoint.ranks, named_tensors(model)))
-    facts = _facts(config, run_dir, checkpoint, model)
+    step, worker, ranks = _newest_good(run_dir, assemble.run_identity(config, model))
+    load_local_model(model, whole_model(ranks, named_tensors(model)))
+    tokenizer, evaluation = getattr(build(DATA, config.data), "tokenizer", None), _last_evaluation(run_dir, step)
     beside = to.with_name(f"{to.name}.tmp")  # renamed when complete, so that nobody reads half a model
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     try:
         network = save_exported(model, config.model, beside)
-        if network is None or not save_tokenizer(facts.tokenizer, beside):
-            facts = replace(facts, tokenizer=None)
+        if network is None or not save_tokenizer(tokenizer, beside):
+            tokenizer = None
+        facts = TrainingFacts(config, step, worker, Totals(**ranks[0]["totals"]), model, tokenizer, evaluation)
         (beside / "README.md").write_text(model_card(to.resolve().name, facts, network))
         beside.rename(to)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    return checkpoint.step
+    return step
 
 
 def _read_config(run_dir: Path) -> RunConfig:
@@ -82,30 +73,19 @@ def _read_config(run_dir: Path) -> RunConfig:
     return parse(values)
 
 
-def _newest_good(run_dir: Path, layout: dict[str, Any]) -> WorkerCheckpoint:
-    """Return the newest undamaged checkpoint of any worker: their anchors are equal, or the method lets them differ."""
+def _newest_good(run_dir: Path, identity: RunIdentity) -> tuple[int, int, list[State]]:
+    """Return step, worker and ranks' states of the newest undamaged checkpoint that any worker has.
+
+    Their anchors are equal, or the method lets them differ.
+    """
     folder = run_dir / "checkpoints"
     names = [path for path in folder.glob("step-*/worker-*") if path.name.removeprefix("worker-").isdigit()]
     saved = [(int(path.parent.name.removeprefix("step-")), int(path.name.removeprefix("worker-"))) for path in names]
     for step, worker in sorted(saved, key=lambda item: (-item[0], item[1])):
-        checkpoints = Checkpoints(folder, worker, layout)
+        checkpoints = Checkpoints(folder, worker, identity)
         if checkpoints.is_usable(step):
-            return WorkerCheckpoint(step, worker, checkpoints.load_ranks(step))
+            return step, worker, checkpoints.load_ranks(step)
     raise UserError(f"{folder} holds no undamaged checkpoint: train on, with train.checkpoint_every above 0")
-
-
-def _facts(config: RunConfig, run_dir: Path, checkpoint: WorkerCheckpoint, model: nn.Module) -> TrainingFacts:
-    return TrainingFacts(
-        config=config,
-        step=checkpoint.step,
-        worker=checkpoint.worker,
-        totals=Totals(**checkpoint.ranks[0]["totals"]),
-        num_parameters=sum(param.numel() for param in model.parameters()),
-        num_trained=sum(param.numel() for param in model.parameters() if param.requires_grad),
-        is_language_model=isinstance(model, CausalLM),
-        tokenizer=getattr(build(DATA, config.data), "tokenizer", None),
-        evaluation=_last_evaluation(metrics_path(run_dir, 0), checkpoint.step),
-    )
 
 
 def save_tokenizer(name: str | None, folder: Path) -> bool:
@@ -120,8 +100,9 @@ def save_tokenizer(name: str | None, folder: Path) -> bool:
     return True
 
 
-def _last_evaluation(path: Path, step: int) -> dict[str, Any]:
+def _last_evaluation(run_dir: Path, step: int) -> dict[str, Any]:
     """Return the last evaluation up to a step; nothing where there is none."""
+    path = metrics_path(run_dir, 0)
     lines = path.read_text().splitlines() if path.exists() else []
     events = [json.loads(line) for line in lines]
     return next((e for e in reversed(events) if e["event"] == "eval" and e["step"] <= step), {})

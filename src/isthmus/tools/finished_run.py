@@ -31,8 +31,7 @@ class FinishedRun:
     def read(cls, run_dir: Path, name: str | None = None) -> FinishedRun:
         """Read the folder of a run, which is called after its recipe where no name is given.
 
-        Raises:
-            UserError: a file is missing or damaged.
+        A `UserError` names the file that is missing or damaged.
         """
         try:
             config = yaml.safe_load((run_dir / "config.yaml").read_text())

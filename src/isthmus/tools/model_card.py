@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from isthmus.config import RunConfig
+from isthmus.models import CausalLM
 from isthmus.tools.report import readable_bytes
 from isthmus.train.metrics import Totals
 from isthmus.transport.peers import ring_bytes
@@ -33,9 +34,7 @@ class TrainingFacts:
     step: int  # after which the model was saved
     worker: int  # whose checkpoint it is from, and whose totals these are
     totals: Totals
-    num_parameters: int
-    num_trained: int  # of these parameters
-    is_language_model: bool  # that predicts the next token
+    model: nn.Module
     tokenizer: str | None  # its name in the configuration, such as "bytes"; None where there is none in the folder
     evaluation: dict[str, Any]  # the last eval event, {} where there is none
 
@@ -45,12 +44,14 @@ def model_card(name: str, facts: TrainingFacts, network: nn.Module | None) -> st
 
     `network` is of transformers, where one was exported; without it the model is loaded with isthmus.
     """
-    recipe, (load, header) = facts.config.outer.recipe, _loading(facts, network)
+    recipe, workers = facts.config.outer.recipe, facts.config.train.workers
+    load, header = _loading(facts, network)
+    num_parameters = sum(param.numel() for param in facts.model.parameters())
     sections = [
         "\n".join(["---", *header, "tags:", "- isthmus", f"- {recipe}", "---"]),
         f"# {name}",
-        f"{_kind(facts, network)} of {facts.num_parameters:,} parameters, trained with "
-        f"isthmus by `{recipe}` on {_count(facts.config.train.workers)}.",
+        f"{_kind(facts, network)} of {num_parameters:,} parameters, trained with isthmus by `{recipe}` on "
+        f"{'one worker' if workers == 1 else f'{workers} workers'}.",
         f"## Use\n\n```python\n{load}\n```",
     ]
     if facts.tokenizer == "bytes":
@@ -69,7 +70,7 @@ def _loading(facts: TrainingFacts, network: nn.Module | None) -> tuple[str, list
         code = f'from isthmus.models import load_exported\n\nmodel = load_exported("path/to/this/folder"{trust})'
         return code, ["library_name: isthmus"]
     header = ["library_name: transformers"]
-    if facts.is_language_model:
+    if isinstance(facts.model, CausalLM):
         return _GENERATE if facts.tokenizer else _LOAD.format(loader="AutoModelForCausalLM"), [*header, _GENERATION_TAG]
     return _LOAD.format(loader=type(network).__name__), header
 
@@ -84,13 +85,11 @@ def _training(facts: TrainingFacts) -> list[tuple[str, str]]:
     config, totals = facts.config, facts.totals
     unit = _UNITS.get(config.data["type"], "tokens")
     inner, schedule = config.inner, config.outer.schedule
+    planned = f" of {config.train.steps:,} planned" if facts.step < config.train.steps else ""
     rows = [
         ("recipe", f"`{config.outer.recipe}`"),
         ("workers", str(config.train.workers)),
-        (
-            "inner steps",
-            f"{facts.step:,}" + (f" of {config.train.steps:,} planned" * (facts.step < config.train.steps)),
-        ),
+        ("inner steps", f"{facts.step:,}{planned}"),
     ]
     if schedule is not None and config.outer.compressor and config.outer.optimizer:
         rows += [
@@ -106,16 +105,12 @@ def _training(facts: TrainingFacts) -> list[tuple[str, str]]:
         (f"received by worker {facts.worker}", readable_bytes(totals.received_bytes)),
         ("seconds of training, syncs included", f"{totals.train_seconds:,.0f}"),
     ]
-    all_reduce = ring_bytes(4 * facts.num_trained, config.train.workers) * totals.steps
+    num_trained = sum(param.numel() for param in facts.model.parameters() if param.requires_grad)
+    all_reduce = ring_bytes(4 * num_trained, config.train.workers) * totals.steps
     if schedule is not None and totals.sent_bytes and all_reduce:
-        rows.append(
-            (
-                "fewer bytes than averaging float32 gradients at every step",
-                f"{all_reduce / totals.sent_bytes:,.1f} times",
-            )
-        )
-    rows.append(("seed", str(config.train.seed)))
-    return rows
+        times = f"{all_reduce / totals.sent_bytes:,.1f} times"
+        rows.append(("fewer bytes than averaging float32 gradients at every step", times))
+    return [*rows, ("seed", str(config.train.seed))]
 
 
 def _evaluation(facts: TrainingFacts) -> str:
@@ -136,7 +131,3 @@ def _settings(spec: dict[str, Any], *names: str) -> str:
 
 def _table(rows: list[tuple[str, str]]) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
-
-
-def _count(workers: int) -> str:
-    return "one worker" if workers == 1 else f"{workers} workers"

@@ -2,50 +2,102 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Iterator
+from typing import Any
+
+import torch
 
 from isthmus.compress import COMPRESSORS
-from isthmus.config import RunConfig
-from isthmus.core import SPLITS
-from isthmus.inner import LR_SCHEDULES
-from isthmus.models import ModelSpec, outline
+from isthmus.config import OUTER_OPTIMIZERS, RunConfig
+from isthmus.core import SPLITS, Registry
+from isthmus.data import DATA
+from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES
+from isthmus.models import MODELS, outline
 from isthmus.models.stages import check_stages
-from isthmus.outer import MERGES
+from isthmus.outer import MERGES, Guard
 from isthmus.parallel import tensor_plan
 from isthmus.parallel.pipeline import count_micro_batches
+from isthmus.recipes import RECIPES
 from isthmus.spec import build
 from isthmus.train.assemble import build_model_spec, check_data, check_inner_step, transport_class
+from isthmus.transport import TRANSPORTS
+from isthmus.transport.local import Local, LocalWorld, run_workers
+from isthmus.transport.peers import ring_bytes
 
 
 def check_run(config: RunConfig) -> None:
-    """Refuse a run that cannot begin: nothing is built, read or joined that takes more than a moment.
-
-    Raises:
-        UserError: one line that names what is wrong.
-    """
+    """Refuse a run that cannot begin: nothing is built, read or joined that takes more than a moment."""
     transport_class(config)
     spec = build_model_spec(config)
     check_data(config, spec)
     sketch = outline(spec)
     check_inner_step(config, sketch)
     build(LR_SCHEDULES, config.inner.lr_schedule).over(config.train.steps)
-    _check_mesh(config, spec, sketch)
-    _check_method(config, sketch)
-
-
-def _check_mesh(config: RunConfig, spec: ModelSpec, sketch: nn.Module) -> None:
-    mesh, inner = config.mesh, config.inner
+    mesh, inner, outer = config.mesh, config.inner, config.outer
     tensor_plan(spec, mesh.tp)
     if mesh.pp > 1 and inner.micro_batch_size != "auto":
         check_stages(spec, sketch, mesh.pp * mesh.stages_per_rank)
         size = inner.batch_size // mesh.shard
         count_micro_batches(size, inner.micro_batch_size, mesh.pp, mesh.stages_per_rank)
-
-
-def _check_method(config: RunConfig, sketch: nn.Module) -> None:
-    outer = config.outer
     if outer.schedule is not None and outer.compressor is not None and outer.merge is not None:
         build(COMPRESSORS, outer.compressor)
         build(MERGES, outer.merge)
-        if config.mesh.pp == 1:  # else each stage is split by itself
+        if mesh.pp == 1:  # else each stage is split by itself
             SPLITS.get(outer.split)(sketch, outer.schedule.num_fragments)
+
+
+def sync_bytes(config: RunConfig) -> dict[str, int]:
+    """Return the bytes that a worker sends for one sync of each fragment, as a mean over the workers.
+
+    Reports and votes are included. The bytes are counted, not computed: all workers average zeros in this process.
+    """
+    workers, outer = config.train.workers, config.outer
+    model = outline(build(MODELS, config.model))
+    if outer.schedule is None or outer.compressor is None:
+        return {"gradients": ring_bytes(4 * sum(param.numel() for param in model.parameters()), workers)}
+    fragments = SPLITS.get(outer.split)(model, outer.schedule.num_fragments)
+    compressor = build(COMPRESSORS, outer.compressor)
+
+    @torch.no_grad()
+    def sync(rank: int, transport: Local) -> list[int]:
+        sent = []
+        for step, fragment in enumerate(fragments):
+            peers = transport.quorum(step)
+            nothing = [torch.zeros(anchor.shape) for anchor in fragment.anchor]
+            Guard().screen(nothing, fragment.version, {}, peers)
+            compressor.average(nothing, {}, peers)
+            transport.commit(peers, True)
+            sent.append(peers.sent_bytes)
+        return sent
+
+    totals = [sum(counts) for counts in zip(*run_workers(LocalWorld(workers), sync), strict=True)]
+    return {fragment.name: total // workers for fragment, total in zip(fragments, totals, strict=True)}
+
+
+def import_paths(config: RunConfig) -> dict[str, str]:
+    """Return where each part's code is: {"outer.compressor": "isthmus.compress.float4:Float4", ...}."""
+    inner, outer = config.inner, config.outer
+    parts: dict[str, tuple[Registry, Any]] = {
+        "model": (MODELS, config.model),
+        "data": (DATA, config.data),
+        "inner.optimizer": (INNER_OPTIMIZERS, inner.optimizer),
+        "inner.lr_schedule": (LR_SCHEDULES, inner.lr_schedule),
+        "outer.recipe": (RECIPES, {"type": outer.recipe}),
+        "outer.transport": (TRANSPORTS, outer.transport),
+    }
+    if outer.schedule is not None:
+        parts |= {
+            "outer.split": (SPLITS, {"type": outer.split}),
+            "outer.compressor": (COMPRESSORS, outer.compressor),
+            "outer.merge": (MERGES, outer.merge),
+            "outer.optimizer": (OUTER_OPTIMIZERS, outer.optimizer),
+        }
+    return dict(found for name, (registry, spec) in parts.items() for found in _paths(name, registry, spec))
+
+
+def _paths(name: str, registry: Registry, spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the import path of a component, and those of the components inside it."""
+    yield name, registry.paths.get(spec["type"], spec["type"])
+    for key, value in spec.items():
+        if isinstance(value, dict) and "type" in value:
+            yield from _paths(f"{name}.{key}", registry, value)

@@ -9,11 +9,7 @@ from isthmus.core import UserError
 
 
 def hub_token() -> str:
-    """Return the token of the environment; no file is asked for one, and none is kept.
-
-    Raises:
-        UserError: HF_TOKEN is not set.
-    """
+    """Return the token of the environment, which must have one; no file is asked for one, and none is kept."""
     token = os.environ.get("HF_TOKEN")
     if not token:
         raise UserError("--push needs a token of the Hugging Face Hub that may write: set HF_TOKEN")
@@ -21,18 +17,9 @@ def hub_token() -> str:
 
 
 def push(folder: Path, repo: str, token: str) -> str:
-    """Upload a folder to a repository on the Hub, which is made, and private, where it does not exist.
+    """Upload a folder to a repository on the Hub, such as "owner/name"; return the address where it can be seen.
 
-    Args:
-        folder: whose files go there.
-        repo: "owner/name".
-        token: that may write there.
-
-    Returns:
-        The address where it can be seen.
-
-    Raises:
-        UserError: the Hub refuses, or cannot be reached.
+    One that does not exist is made, and private. A `UserError` says why the Hub refuses, or cannot be reached.
     """
     from huggingface_hub import HfApi  # takes a second to import
 

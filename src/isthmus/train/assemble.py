@@ -80,11 +80,7 @@ def build_model_spec(config: RunConfig) -> ModelSpec:
 
 
 def transport_class(config: RunConfig) -> type[ConfiguredTransport]:
-    """Return the class of transports that the configuration names.
-
-    Raises:
-        UserError: it cannot be asked what launcher and doctor ask.
-    """
+    """Return the class of transports that the configuration names, and that launcher and doctor can ask."""
     name = config.outer.transport["type"]
     component: type[ConfiguredTransport] = TRANSPORTS.get(name)
     if not issubclass(component, ConfiguredTransport):

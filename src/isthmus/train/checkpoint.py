@@ -1,11 +1,7 @@
-"""Checkpoints of one worker, or of each of its ranks: complete, checked by hash, never half written.
+"""Checkpoints of one worker, or of each of its ranks, such as `checkpoints/step-00000200/worker-0-rank-1`.
 
-    checkpoints/step-00000200/worker-0/state.safetensors   tensors (worker-0-rank-1: those of its second rank)
-                                       state.json          everything else, with the tensors' numbers in their places
-                                       manifest.json       step, identity of the run, mesh, sizes and hashes
-
-A checkpoint is written to a sibling folder and renamed when it is on the disk. No pickle anywhere. One that cannot be
-written (the disk is full) leaves nothing behind, and the ones before it as they are.
+Each is written to a sibling folder and renamed when it is on the disk. One that cannot be written (the disk is full)
+leaves nothing behind, and the ones before it as they are.
 """
 
 from __future__ import annotations
@@ -14,7 +10,6 @@ import logging
 import shutil
 from collections.abc import Container
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,22 +44,13 @@ class Checkpoints:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        worker: int,
-        identity: RunIdentity,
-        rank: int = 0,
-        mesh: ParallelDims = ParallelDims(),  # noqa: B008 (a frozen value)
+        self, folder: Path, worker: int, identity: RunIdentity, rank: int = 0, mesh: ParallelDims | None = None
     ) -> None:
         self.folder, self.worker, self.identity, self.rank = folder, worker, identity, rank
-        self.name, self.mesh = name_of(worker, rank), mesh
+        self.name, self.mesh = name_of(worker, rank), mesh or ParallelDims()
 
     def save(self, step: int, state: State) -> None:
-        """Write the state after `step`; on return it has reached the disk.
-
-        Raises:
-            NotSaved: it could not be written.
-        """
+        """Write the state after `step`; on return it has reached the disk, else this raises `NotSaved`."""
         final = self._path(step)
         temporary = final.with_suffix(".tmp")
         shutil.rmtree(temporary, ignore_errors=True)
@@ -111,10 +97,9 @@ class Checkpoints:
         return found
 
     def is_usable(self, step: int, compare: bool = True) -> bool:
-        """Return whether the checkpoint of `step` is undamaged; log a line about a damaged file.
+        """Return whether the checkpoint of `step` is undamaged, and refuse that of another run where that is compared.
 
-        Raises:
-            UserError: it belongs to another run, where that is to be compared.
+        There is a line in the log about a damaged file.
         """
         try:
             manifest = self._manifest(step)
@@ -134,69 +119,59 @@ class Checkpoints:
         """
         past = sorted(step for step in self._steps(self.name) if step <= last_common)
         kept = [step for step in past if step not in unsaved][-keep:] if len(past) > keep else past
-        for step in self._all_steps():
-            if step > last_common or step in kept:
-                continue
-            self._delete(step)
-            with suppress(OSError):  # another worker's may lie there still, or it was quicker
-                self._path(step).parent.rmdir()
+        for path in self._own_paths():
+            if not path.suffix and _step_of(path) <= last_common and _step_of(path) not in kept:
+                _delete(path)
+                with suppress(OSError):  # another worker's may lie there still, or it was quicker
+                    path.parent.rmdir()
 
     def discard_after(self, step: int) -> None:
         """Delete what is newer than `step`, from which the run goes on, and what a kill has left half done."""
-        for newer in self._all_steps():
-            if newer > step:
-                self._delete(newer)
+        for path in self._own_paths():
+            if not path.suffix and _step_of(path) > step:
+                _delete(path)
         self.discard_half_done()
 
     def discard_half_done(self) -> None:
         """Delete what a kill has left half written, or half deleted."""
-        for name in self._names():
-            for before in self.folder.glob(f"step-*/{name}.old"):
-                if not before.with_suffix("").exists():  # killed just when the new one was to take its place
-                    before.rename(before.with_suffix(""))
-            for path in self._entries():
-                if path.stem == name and path.suffix:
-                    shutil.rmtree(path)
+        for path in self._own_paths():
+            if path.suffix == ".old" and not path.with_suffix("").exists():
+                path.rename(path.with_suffix(""))  # killed just when the new one was to take its place
+            elif path.suffix:
+                shutil.rmtree(path)
 
     def _path(self, step: int, name: str | None = None) -> Path:
         return self.folder / f"step-{step:08d}" / (name or self.name)
 
     def _steps(self, name: str) -> list[int]:
-        return [int(path.parent.name[5:]) for path in self.folder.glob(f"step-*/{name}")]
+        return [_step_of(path) for path in self.folder.glob(f"step-*/{name}")]
 
-    def _all_steps(self) -> set[int]:
-        """Return the steps of all checkpoints that this process may delete."""
-        return {step for name in self._names() for step in self._steps(name)}
-
-    def _entries(self) -> list[Path]:
-        """Return what lies in the folders of all steps, but for those that another worker deletes just now."""
-        found: list[Path] = []
+    def _own_paths(self) -> list[Path]:
+        """Return what this process may delete, half done or whole: its own; a first rank also what others left."""
+        ranks, found = {name_of(self.worker, rank) for rank in range(self.mesh.num_ranks)}, list[Path]()
         for folder in self.folder.glob("step-*"):
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):  # another worker deletes it just now
                 found += folder.iterdir()
-        return found
-
-    def _names(self) -> list[str]:
-        """Return the names under which this process deletes: its own; a first rank those of former ranks, too."""
-        names = {self.name}
-        if self.rank == 0:
-            for path in self._entries():
-                if path.stem.startswith(f"{self.name}-rank-"):
-                    names.add(path.stem)
-            names -= {name_of(self.worker, rank) for rank in range(1, self.mesh.num_ranks)}
-        return sorted(names)
-
-    def _delete(self, step: int) -> None:
-        """Delete what of this step is this process' to delete."""
-        for path in map(partial(self._path, step), self._names()):
-            if path.exists():
-                path.rename(path.with_suffix(".tmp"))  # a kill must not leave half a checkpoint
-                shutil.rmtree(path.with_suffix(".tmp"))
+        former = f"{self.name}-rank-" if self.rank == 0 else None
+        return [
+            path
+            for path in found
+            if path.stem == self.name or (former and path.stem.startswith(former) and path.stem not in ranks)
+        ]
 
     def _manifest(self, step: int) -> dict[str, Any]:
         """Return the manifest that tells a checkpoint's mesh: of the worker's first rank, or if there is none, ours."""
         first = self._path(step, name_of(self.worker))
         return read_manifest(first if first.exists() else self._path(step))
+
+
+def _step_of(path: Path) -> int:
+    return int(path.parent.name.removeprefix("step-"))
+
+
+def _delete(path: Path) -> None:
+    path.rename(path.with_suffix(".tmp"))  # a kill must not leave half a checkpoint
+    shutil.rmtree(path.with_suffix(".tmp"))
 
 
 def _replace(temporary: Path, final: Path) -> None:

@@ -74,11 +74,7 @@ def read_plain_part(folder: Path) -> Any:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's manifest.
-
-    Raises:
-        Damaged: it is not there, or not as it was written.
-    """
+    """Return a checkpoint's manifest, or raise `Damaged` where it is not there or not as it was written."""
     path = folder / "manifest.json"
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())
@@ -93,11 +89,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def verify(folder: Path, mesh: dict[str, int]) -> None:
-    """Check all files of a checkpoint that was written on this mesh.
-
-    Raises:
-        Damaged: one is not as it was written.
-    """
+    """Raise `Damaged` where a file of a checkpoint, of this mesh, is not as it was written."""
     manifest = read_manifest(folder)
     if manifest["mesh"] != mesh:
         raise Damaged(f"{folder} was written on another mesh than what lies beside it")
@@ -112,11 +104,7 @@ def verify(folder: Path, mesh: dict[str, int]) -> None:
 
 
 def check_same_run(folder: Path, there: RunIdentity, here: RunIdentity) -> None:
-    """Refuse a checkpoint that belongs to another run than this one.
-
-    Raises:
-        UserError: names the first difference, with both values.
-    """
+    """Refuse a checkpoint that belongs to another run than this one, with the first difference and both values."""
     there, here = without_defaults(there), without_defaults(here)
     for key in [*here, *there]:
         if there.get(key) != here.get(key):

@@ -37,11 +37,7 @@ class Lifecycle:
         return dict(self.batches.state_dict())
 
     def choose_checkpoint(self, usable_steps: list[int], transport: Transport) -> int | None:
-        """Return the step to go on from, of those whose checkpoint this rank can use; None begins anew.
-
-        Raises:
-            UserError: the run cannot go on.
-        """
+        """Return the step to go on from, of those whose checkpoint this rank can use; None begins anew."""
         step = newest_common(usable_steps, transport)
         if step is None:
             raise no_checkpoint(Path(self._config.train.run_dir))
@@ -87,9 +83,6 @@ class ElasticLifecycle(Lifecycle):
     """A worker of an elastic world: it may come late, leave early and come back, while the others go on.
 
     Its batches are leased by the data ledger, its checkpoints are its own. The world of its process is this worker.
-
-    Raises:
-        UserError: the method has no outer loop.
     """
 
     batches: LeasedBatches

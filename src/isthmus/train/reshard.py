@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,13 +42,9 @@ class RankParts:
         """The names of parameters in the order of the outer optimizer."""
         return [name for names in self.fragments for name in names]
 
-    def state_dict(self) -> State:
-        """Return all of it as plain values."""
-        return asdict(self)
-
     @classmethod
     def from_state_dict(cls, state: State) -> RankParts:
-        """Return what `state_dict` described."""
+        """Return what `dataclasses.asdict` has made plain values of."""
         return cls(**state | {"parts": {name: TensorSlice(**part) for name, part in state["parts"].items()}})
 
 

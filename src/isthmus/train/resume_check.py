@@ -16,14 +16,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from isthmus.config import RunConfig
 from isthmus.core import UserError
 from isthmus.train.assemble import fixed_settings, is_elastic
-from isthmus.train.checkpoint_files import (
-    PARAMETER,
-    Damaged,
-    check_same_run,
-    read_manifest,
-    read_plain_part,
-    verify,
-)
+from isthmus.train.checkpoint_files import PARAMETER, Damaged, check_same_run, read_manifest, read_plain_part, verify
 from isthmus.train.run_folder import name_of
 from isthmus.transport import PeerLost, Transport
 
@@ -31,12 +24,10 @@ _MOST_STEPS = 64  # that ranks compare when they resume
 
 
 def check_resume(config: RunConfig) -> None:
-    """Refuse to resume a run that cannot go on; reads the manifests in its folder, which takes no time.
+    """Refuse to resume a run without a checkpoint, with that of another run, or one that is finished.
 
-    What only a built model or all bytes of a checkpoint can tell is left to the workers.
-
-    Raises:
-        UserError: no checkpoint is there, it belongs to another run, or that run is finished.
+    It reads the manifests in the run's folder, which takes no time. What only a built model or all bytes of a
+    checkpoint can tell is left to the workers.
     """
     run_dir = Path(config.train.run_dir)
     elastic = is_elastic(config)

@@ -19,17 +19,12 @@ def metrics_path(run_dir: Path, worker: int, rank: int = 0) -> Path:
 
 
 def make_run_dir(run_dir: Path, option: str = "train.run_dir") -> None:
-    """Make the folder of a run, which an option names, and those above it.
-
-    Raises:
-        UserError: that cannot be.
-    """
+    """Make the folder of a run, which an option names, and those above it; a `UserError` says why that cannot be."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"{option}: the folder {str(run_dir)!r} cannot be made ({error.strerror}): choose another"
-        ) from error
+        reason = f"the folder {str(run_dir)!r} cannot be made ({error.strerror})"
+        raise UserError(f"{option}: {reason}: choose another") from error
 
 
 def refuse_begun(run_dir: Path, worker: int = 0, rank: int = 0) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from isthmus.train.metrics import Totals
 from isthmus.train.run_folder import write_file
 
 _SHARED = (
@@ -33,20 +31,6 @@ _EACH = (
     "sync_seconds",
     "hidden_seconds",
 )
-
-
-def part_of_summary(recipe: str, workers: int, totals: Totals, **known: Any) -> dict[str, Any]:
-    """Return a worker's part of the summary: `known`, what the run was, and what it came to."""
-    evaluation = known["evaluation"]
-    return {
-        "recipe": recipe,
-        "workers": workers,
-        "tokens_per_worker": totals.tokens,
-        "compute_seconds": totals.compute_seconds,
-        "eval_loss": evaluation["loss"] if evaluation else None,
-        **asdict(totals),
-        **known,
-    }
 
 
 def join_parts(parts: list[dict[str, Any]]) -> dict[str, Any]:

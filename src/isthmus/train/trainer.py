@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import logging
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from isthmus.config import RunConfig, dump
 from isthmus.core import SyncReport
@@ -24,9 +24,9 @@ from isthmus.train.lifecycle import ElasticLifecycle, Lifecycle
 from isthmus.train.metrics import MetricsFile, Totals
 from isthmus.train.process import Process, peers_named, restart_reasons
 from isthmus.train.reshard import load_resharded
-from isthmus.train.resume_check import MissingCheckpoints, already_finished
+from isthmus.train.resume_check import already_finished
 from isthmus.train.run_folder import make_run_dir, metrics_path, reason_of, write_file
-from isthmus.train.summary import part_of_summary, write_summary
+from isthmus.train.summary import write_summary
 from isthmus.train.trackers import Trackers
 from isthmus.train.worker_state import WorkerState
 from isthmus.transport import TransportError
@@ -61,14 +61,13 @@ class Trainer:
         self._has_begun = False  # there is a checkpoint to go on from
         self._has_changed = True  # since the last checkpoint
         self._not_saved: NotSaved | None = None  # the last checkpoint could not be written
-        self._missing = MissingCheckpoints(HashStore())
         self._last_step = self.steps_done  # for which was asked what is due
         self._find_micro_batch_size(data_set)
         random_state.seed(config.train.seed, process.dropout_seed)
 
     @property
     def totals(self) -> Totals:
-        """What this worker has counted since the run began."""
+        """The sums of what this worker has counted since the run began."""
         return self.state.totals
 
     @property
@@ -106,23 +105,19 @@ class Trainer:
                 for turn in itertools.count(1):  # equal on all ranks; a turn need not be a step
                     if self.method.is_finished or not stopping.may_start(turn):
                         break
-                    self._take_turn()
+                    if self.method.is_training and self.steps_done < self.config.train.steps:
+                        self._train_step()
+                    else:
+                        self._note(self.method.finish())
             self._conclude()
         except TransportError as error:
             self.metrics.write("fault", step=self.steps_done, reason=str(error))
             raise
         finally:
             self.metrics.close()
-        line = "" if self.method.is_finished else self.lifecycle.how_to_resume(self.steps_done)
-        if line:
+        if not self.method.is_finished and (line := self.lifecycle.how_to_resume(self.steps_done)):
             _LOGGER.info(line)
         return self._summarize()
-
-    def _take_turn(self) -> None:
-        if self.method.is_training and self.steps_done < self.config.train.steps:
-            self._train_step()
-        else:
-            self._note(self.method.finish())
 
     def _train_step(self) -> None:
         """Take one training step: batch, inner step, method, then log, evaluate, save."""
@@ -220,20 +215,22 @@ class Trainer:
 
     def _summarize(self) -> dict[str, Any]:
         """Write this worker's part of the summary and return it; raise what could not be kept."""
-        part = part_of_summary(
-            self.config.outer.recipe,
-            self.config.train.workers,
-            self.totals,
-            worker=self.process.worker,
-            steps=self.steps_done,
-            finished=self.method.is_finished,
-            num_restarts=len(restart_reasons()),
-            num_parameters=self._num_parameters,
-            evaluation=self.evaluation,
-            anchor_hash=self._anchor_hash,
-            config_hash=assemble.config_hash(self.config),
-            micro_batch_size=self.inner_step.micro_batch_size or self.config.inner.batch_size,
-        )
+        part = asdict(self.totals) | {
+            "recipe": self.config.outer.recipe,
+            "workers": self.config.train.workers,
+            "worker": self.process.worker,
+            "steps": self.steps_done,
+            "finished": self.method.is_finished,
+            "tokens_per_worker": self.totals.tokens,
+            "compute_seconds": self.totals.compute_seconds,
+            "num_restarts": len(restart_reasons()),
+            "num_parameters": self._num_parameters,
+            "eval_loss": self.evaluation["loss"] if self.evaluation else None,
+            "evaluation": self.evaluation,
+            "anchor_hash": self._anchor_hash,
+            "config_hash": assemble.config_hash(self.config),
+            "micro_batch_size": self.inner_step.micro_batch_size or self.config.inner.batch_size,
+        }
         try:
             if self.process.is_first_rank:
                 write_summary(self.run_dir, part, self.config.train.workers)

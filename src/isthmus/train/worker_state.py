@@ -1,4 +1,4 @@
-"""What a checkpoint holds of one rank, and back."""
+"""The state of one rank: what a checkpoint holds of it, and back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WorkerState:
         """Return the state after the present step; tensors are live, not copies."""
         method = self.method.state_dict()
         return {
-            "holding": RankParts.of(self.model, self.inner_step.optimizer, self.method.param_names).state_dict(),
+            "holding": asdict(RankParts.of(self.model, self.inner_step.optimizer, self.method.param_names)),
             "model": local_state(named_tensors(self.model)),
             "method": method,
             "inner_step": local_state(self.inner_step.state_dict()),

@@ -29,7 +29,7 @@ from isthmus.tools.doctor.compare import Check, compare_clocks, compare_workers,
 from isthmus.tools.doctor.measure import Clock, Network, measure
 from isthmus.tools.doctor.this_machine import check_this_machine, data_fingerprint
 from isthmus.tools.fork_server import ForkServer, end
-from isthmus.tools.show import sync_bytes
+from isthmus.tools.preflight import sync_bytes
 from isthmus.tools.workers import world_environment
 from isthmus.train import assemble
 from isthmus.train.run_folder import name_of
@@ -58,9 +58,6 @@ def doctor(config: RunConfig, console: Console, now: Clock = time.time) -> int:
 
     Returns:
         The exit code: 0 when all is well, 2 when something must be changed, 1 when the workers could not meet.
-
-    Raises:
-        UserError: the configuration names no transport that can be examined.
     """
     options = assemble.transport_class(config).apart_from_a_run(config.outer.transport)
     outer = config.outer.model_copy(update={"transport": options})
@@ -98,12 +95,7 @@ def _report(config: RunConfig, checks: list[Check]) -> Report:
 
 
 def _meet(config: RunConfig, report: Report, now: Clock) -> tuple[dict[str, Report], Network | None]:
-    """Join the other workers; return everybody's report by name, and the network between them if there are others.
-
-    Raises:
-        UserError: this worker cannot join as the configuration says.
-        TransportError: not all came, or one of them does not answer any more.
-    """
+    """Join the other workers; return everybody's report by name, and the network between them if there are others."""
     transport = assemble.build_transport(config, shared_config=_COMPARED_LATER)
     budget_seconds: float = config.outer.transport["sync_budget_seconds"]
     nobody: Any = None  # whose state nobody asks for: no worker is ahead of another

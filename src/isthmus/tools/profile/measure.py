@@ -14,6 +14,7 @@ from rich.table import Table
 from isthmus.config import RunConfig
 from isthmus.core import UserError
 from isthmus.data import open_batches
+from isthmus.tools.preflight import sync_bytes
 from isthmus.tools.profile.inner_step import (
     MicroBatch,
     count_flops,
@@ -25,7 +26,6 @@ from isthmus.tools.profile.inner_step import (
 )
 from isthmus.tools.profile.sync import ModelledUplink, SyncSeconds, measure_syncs, model_uplink
 from isthmus.tools.report import LINKS, readable_bytes
-from isthmus.tools.show import sync_bytes
 from isthmus.train import assemble, random_state
 
 Row = tuple[str, str, str]  # the figure's name, its value, how it is meant

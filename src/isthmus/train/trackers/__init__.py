@@ -17,11 +17,7 @@ __all__ = ["Tracker", "Trackers", "open_trackers"]
 
 
 def open_trackers(config: RunConfig, process: Process) -> Trackers:
-    """Open the trackers that the configuration asks for; the first rank of a worker has them for all of its ranks.
-
-    Raises:
-        UserError: a package is missing, or a port is taken.
-    """
+    """Open the trackers that the configuration asks for; the first rank of a worker has them for all of its ranks."""
     track, run_dir, worker = config.track, Path(config.train.run_dir), name_of(process.worker)
     trackers: list[Tracker] = []
     if process.is_first_rank and track.tensorboard:

@@ -99,11 +99,7 @@ class Trackers:
 
 
 def need(module: str) -> Any:
-    """Import a module of an optional package.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """Import a module of an optional package, or raise a `UserError` that says how to install it."""
     try:
         return import_module(module)
     except ImportError as error:

@@ -51,15 +51,29 @@ COUNTERS = {
 }
 
 
-class Figures(Tracker):
-    """The figures of one worker: gauges as of the last event, counters since the run began."""
+class Prometheus(Tracker):
+    """Serves a worker's figures over HTTP, on all addresses of this machine; all of them have the same labels.
 
-    def __init__(self, planned_steps: int) -> None:
+    Gauges are as of the last event, counters since the run began.
+    """
+
+    name = "prometheus"
+
+    def __init__(self, port: int, labels: Mapping[str, str], planned_steps: int) -> None:
         self.evaluation = dict[str, float]()  # what the last one found, by name; only worker 0 evaluates
         self._totals = Totals()
         self._faults = 0
         self._gauges: dict[str, float] = {"participating": 0, "outer_version": 0, "step": 0}
         self._gauges |= {"planned_steps": planned_steps, "last_event_timestamp_seconds": time.time()}
+        self._client, self._labels = need("prometheus_client"), labels
+        registry = self._client.CollectorRegistry()
+        registry.register(self)
+        try:
+            self._server = _Server(("", port), partial(_Handler, registry, self))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"track.prometheus_port: cannot listen on {port} ({reason}): choose another one") from error
+        Thread(target=self._server.serve_forever, name="isthmus-metrics", daemon=True).start()
 
     @override
     def begin(self, step: int, totals: Totals) -> None:
@@ -111,24 +125,6 @@ class Figures(Tracker):
             "seconds_since_last_event": round(time.time() - gauges["last_event_timestamp_seconds"], 3),
         }
 
-
-class Prometheus(Figures):
-    """Serves the figures of a worker over HTTP, each with the same labels, on all addresses of this machine."""
-
-    name = "prometheus"
-
-    def __init__(self, port: int, labels: Mapping[str, str], planned_steps: int) -> None:
-        super().__init__(planned_steps)
-        self._client, self._labels = need("prometheus_client"), labels
-        registry = self._client.CollectorRegistry()
-        registry.register(self)
-        try:
-            self._server = _Server(("", port), partial(_Handler, registry, self))
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UserError(f"track.prometheus_port: cannot listen on {port} ({reason}): choose another one") from error
-        Thread(target=self._server.serve_forever, name="isthmus-metrics", daemon=True).start()
-
     @override
     def close(self) -> None:
         self._server.shutdown()
@@ -163,7 +159,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     timeout = 10.0  # seconds; a client that says nothing holds a thread
 
-    def __init__(self, registry: Any, figures: Figures, *arguments: Any) -> None:
+    def __init__(self, registry: Any, figures: Prometheus, *arguments: Any) -> None:
         self._registry, self._figures = registry, figures
         super().__init__(*arguments)
 
