@@ -18,14 +18,14 @@ from typing import Any
 import torch
 
 from benchmarks import subject
-from benchmarks.live_bytes import CountedOffload, follow
+from benchmarks.live_bytes import CountedOffload, TwoPlaces, follow
 from benchmarks.results import write
 from isthmus.core import SyncSchedule
 from isthmus.outer import OuterLoop
 from isthmus.outer.adaptive_schedule import AdaptiveSchedule
 from isthmus.recipes import RECIPES, Recipe, load_config
 from isthmus.recipes.base import Plan
-from isthmus.tools.live_bytes import LiveBytes, LiveBytesMode
+from isthmus.tools.live_bytes import LiveBytesMode
 from isthmus.train.assemble import build_inner_step
 from isthmus.transport.local import Local, LocalWorld
 
@@ -40,7 +40,7 @@ class Training:
     def __init__(self, name: str, with_outer_loop: bool = True, offload: str | None = None) -> None:
         settings = [f"outer.recipe={name}", f"inner.precision={subject.PRECISION}", f"train.steps={STEPS}"]
         recipe: Recipe = RECIPES.get(name)(Plan(num_workers=4, steps=STEPS, local_steps=H))
-        self.model, self.live = subject.build_model(), LiveBytes()
+        self.model, self.live = subject.build_model(), TwoPlaces()
         self.live.add(self.model.parameters())
         self.inner_step = build_inner_step(load_config(overrides=settings), self.model)
         self.loop: OuterLoop | None = None
@@ -75,7 +75,7 @@ def peak_bytes(name: str, with_outer_loop: bool = True, offload: str | None = No
     if training.loop:
         training.loop.close()
     peak = torch.cuda.max_memory_allocated() if subject.ON_GPU else live.peak
-    return peak, live.now(offloaded=True)
+    return peak, live.now_offloaded()
 
 
 def measure(name: str) -> dict[str, float]:

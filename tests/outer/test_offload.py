@@ -136,7 +136,7 @@ def peaks(offload: CountedOffload) -> tuple[float, float, float]:
             loop.step()
             at_rest = max(at_rest, live.now())
     loop.close()
-    return at_rest / MODEL_BYTES - 1, live.peak / MODEL_BYTES - 1, live.now(offloaded=True) / MODEL_BYTES
+    return at_rest / MODEL_BYTES - 1, live.peak / MODEL_BYTES - 1, live.now_offloaded() / MODEL_BYTES
 
 
 def test_only_one_fragment_has_its_outer_state_beside_the_parameters() -> None:

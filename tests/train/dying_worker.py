@@ -20,8 +20,8 @@ from isthmus.data.ledger import Intervals, WorkerLeases, cut
 from isthmus.outer import OuterLoop
 from isthmus.outer.sync import Exchange
 from isthmus.train import checkpoint_files
+from isthmus.train.lifecycle import ReplicatedLedger
 from isthmus.train.method import Method
-from isthmus.train.replicated_ledger import ReplicatedLedger
 from isthmus.train.trainer import Trainer
 from isthmus.transport.elastic.transport import ElasticTransport
 from isthmus.transport.heal.download import Download

@@ -2,12 +2,13 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 
 from isthmus.core import SyncReport
 from isthmus.train.metrics import MetricsFile, Totals
-from isthmus.train.summary import join_parts
+from isthmus.train.run_folder import join_parts
 
 
 def report(**changes):
@@ -19,7 +20,7 @@ def report(**changes):
 def test_one_object_a_line(tmp_path):
     metrics = MetricsFile(tmp_path / "metrics/worker-0.jsonl")
     metrics.write("eval", step=3, loss=1.5, of="anchor")
-    metrics.write_sync(4, report(norm=math.nan))
+    metrics.write("sync", step=4, **asdict(report(norm=math.nan)))
     metrics.close()
     first, second = [json.loads(line) for line in (tmp_path / "metrics/worker-0.jsonl").read_text().splitlines()]
     assert first == {"event": "eval", "step": 3, "loss": 1.5, "of": "anchor"}

@@ -4,7 +4,7 @@ import pytest
 from tests.data.number_order import Numbers
 
 from isthmus.data import LeasedBatches, LeasesExhausted
-from isthmus.train.replicated_ledger import ReplicatedLedger
+from isthmus.train.lifecycle import ReplicatedLedger
 
 
 def test_a_commit_is_gone_by_when_its_sync_is_finished():

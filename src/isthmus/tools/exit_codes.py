@@ -1,4 +1,4 @@
-"""What the program says of an error, and with which exit code it ends."""
+"""The message that the program ends with after an error, and its exit code."""
 
 from __future__ import annotations
 

@@ -31,9 +31,7 @@ _log = logging.getLogger(__name__)
 def export(run_dir: Path, to: Path) -> int:
     """Write a run's model, with its tokenizer, to a folder that transformers or `isthmus.models.load_exported` loads.
 
-    Args:
-        run_dir: of a run, finished or not.
-        to: the folder, which is made; it may exist if it is empty.
+    The run may be finished or not. The folder is made; it may exist if it is empty.
 
     Returns:
         The step after which the anchors are exported.

@@ -20,7 +20,7 @@ from isthmus.outer.adaptive_schedule import AdaptiveSchedule
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What a run left in its folder."""
+    """The files that a run left in its folder, read."""
 
     name: str
     config: dict[str, Any]  # config.yaml

@@ -15,40 +15,32 @@ _WEAK_REFERENCE: Any = StorageWeakRef
 
 
 class LiveBytes:
-    """The bytes of the tensors of watched threads, now and at most since `peak` was last set; offloaded ones apart."""
+    """The bytes of the tensors of watched threads, now and at most since `peak` was last set."""
 
     def __init__(self) -> None:
         self.peak = 0
         self._sizes: dict[int, tuple[Any, int]] = {}  # of storages; the weak reference keeps their ids unique
-        self._offloaded: set[int] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
-    def add(self, tensors: Iterable[torch.Tensor], offloaded: bool = False) -> None:
+    def add(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count these tensors from now on until they are freed."""
         with self._lock:
             before = len(self._sizes)
             for storage in (tensor.untyped_storage() for tensor in tensors):
                 if storage._cdata not in self._sizes:
                     self._sizes[storage._cdata] = _WEAK_REFERENCE(storage), storage.nbytes()
-                if offloaded:
-                    self._offloaded.add(storage._cdata)
             if len(self._sizes) > before:
-                self.peak = max(self.peak, self._count(offloaded=False))
+                self.peak = max(self.peak, self._count())
 
-    def now(self, offloaded: bool = False) -> int:
-        """Return the bytes at this moment: of what is offloaded, or of all else."""
+    def now(self) -> int:
+        """Return the bytes at this moment."""
         with self._lock:
-            return self._count(offloaded)
+            return self._count()
 
-    def is_offloaded(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor shares memory with what was offloaded."""
-        return tensor.untyped_storage()._cdata in self._offloaded
-
-    def _count(self, offloaded: bool) -> int:
+    def _count(self) -> int:
         for key in [key for key, (storage, _) in self._sizes.items() if storage.expired()]:
             del self._sizes[key]
-            self._offloaded.discard(key)
-        return sum(size for key, (_, size) in self._sizes.items() if (key in self._offloaded) == offloaded)
+        return sum(size for _, size in self._sizes.values())
 
 
 class LiveBytesMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

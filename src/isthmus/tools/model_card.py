@@ -46,11 +46,14 @@ def model_card(name: str, facts: TrainingFacts, network: nn.Module | None) -> st
     """
     recipe, workers = facts.config.outer.recipe, facts.config.train.workers
     load, header = _loading(facts, network)
+    model = facts.config.model
+    own = model["path"] if model["type"] == "module" else model["type"]
+    kind = own if network is None else type(network).__name__
     num_parameters = sum(param.numel() for param in facts.model.parameters())
     sections = [
         "\n".join(["---", *header, "tags:", "- isthmus", f"- {recipe}", "---"]),
         f"# {name}",
-        f"{_kind(facts, network)} of {num_parameters:,} parameters, trained with isthmus by `{recipe}` on "
+        f"A `{kind}` of {num_parameters:,} parameters, trained with isthmus by `{recipe}` on "
         f"{'one worker' if workers == 1 else f'{workers} workers'}.",
         f"## Use\n\n```python\n{load}\n```",
     ]
@@ -73,12 +76,6 @@ def _loading(facts: TrainingFacts, network: nn.Module | None) -> tuple[str, list
     if isinstance(facts.model, CausalLM):
         return _GENERATE if facts.tokenizer else _LOAD.format(loader="AutoModelForCausalLM"), [*header, _GENERATION_TAG]
     return _LOAD.format(loader=type(network).__name__), header
-
-
-def _kind(facts: TrainingFacts, network: nn.Module | None) -> str:
-    model = facts.config.model
-    own = model["path"] if model["type"] == "module" else model["type"]
-    return f"A `{own if network is None else type(network).__name__}`"
 
 
 def _training(facts: TrainingFacts) -> list[tuple[str, str]]:

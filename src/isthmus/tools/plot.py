@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -26,13 +27,14 @@ def draw(
     tokens_panel, bytes_panel, time_panel = figure.subplots(1, 3, sharey=True)
     for run, colour in zip(runs, cycle(_COLOURS), strict=False):
         losses = run.losses()
-        loss, label = list(losses.values()), run.name
+        loss = list(losses.values())
+        style: dict[str, Any] = {"color": colour, "label": run.name, "linewidth": 1.6, "markersize": 3.5}
         per_step = run.summary["tokens_per_worker"] / run.steps
         sent, clock = run.sent_until(), modelled_clock(run, megabits_per_second, step_seconds)
-        _line(tokens_panel, [per_step * step / 1e3 for step in losses], loss, colour, label)
+        tokens_panel.plot([per_step * step / 1e3 for step in losses], loss, "o-", **style)
         if sent[-1]:
-            _line(bytes_panel, [sent[step] / 1e6 for step in losses], loss, colour, label)
-        _line(time_panel, [clock[step] for step in losses], loss, colour, label)
+            bytes_panel.plot([sent[step] / 1e6 for step in losses], loss, "o-", **style)
+        time_panel.plot([clock[step] for step in losses], loss, "o-", **style)
     tokens_panel.set(xlabel="thousand tokens per worker", ylabel="evaluation loss of the anchor (nats a token)")
     bytes_panel.set(xlabel="MB sent per worker")
     time_panel.set(xlabel=f"modelled seconds on an uplink of {megabits_per_second:g} Mbit/s")
@@ -54,7 +56,3 @@ def _show_the_end(panel: Axes, final: list[float]) -> None:
     """Cut off the beginning of the curves, where all are high, so that their ends can be told apart."""
     if final:
         panel.set_ylim(top=min(panel.get_ylim()[1], max(final) + max(max(final) - min(final), 0.5)))
-
-
-def _line(panel: Axes, x: list[float], loss: list[float], colour: str, label: str) -> None:
-    panel.plot(x, loss, "o-", color=colour, label=label, linewidth=1.6, markersize=3.5)

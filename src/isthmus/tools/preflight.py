@@ -1,4 +1,4 @@
-"""What can be known of a run before its workers start: `show` and `launch` say it at once, in one line."""
+"""The checks and figures of a run before its workers start: `show` and `launch` tell them at once."""
 
 from __future__ import annotations
 

@@ -84,10 +84,8 @@ def transport_class(config: RunConfig) -> type[ConfiguredTransport]:
     name = config.outer.transport["type"]
     component: type[ConfiguredTransport] = TRANSPORTS.get(name)
     if not issubclass(component, ConfiguredTransport):
-        raise UserError(
-            f"outer.transport.type {name}: make it a subclass of {ConfiguredTransport.__module__}."
-            f"{ConfiguredTransport.__name__}"
-        )
+        base = f"{ConfiguredTransport.__module__}.{ConfiguredTransport.__name__}"
+        raise UserError(f"outer.transport.type {name}: make it a subclass of {base}")
     return component
 
 
@@ -180,11 +178,8 @@ def build_inner_step(
     check_inner_step(config, model)
     optimizer = spec.build(model)
     lr_schedule = build(LR_SCHEDULES, inner.lr_schedule).over(config.train.steps)
-    options: dict[str, Any] = {
-        "micro_batch_size": None if inner.micro_batch_size == "auto" else inner.micro_batch_size,
-        "clip_norm": inner.clip_norm,
-        "precision": inner.precision,
-    }
+    options: dict[str, Any] = {"clip_norm": inner.clip_norm, "precision": inner.precision}
+    options["micro_batch_size"] = None if inner.micro_batch_size == "auto" else inner.micro_batch_size
     if isinstance(spec, Adversarial):
         return AdversarialStep(
             model, optimizer, lr_schedule, discriminator_steps=spec.discriminator_steps, wrap=wrap, **options

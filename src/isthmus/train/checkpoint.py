@@ -63,10 +63,8 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
             with suppress(OSError):  # another worker's may lie there
                 temporary.parent.rmdir()
-            raise NotSaved(
-                f"the checkpoint of step {step} cannot be written to {self.folder} ({reason_of(error)}): "
-                "make room there"
-            ) from error
+            what = f"the checkpoint of step {step} cannot be written to {self.folder} ({reason_of(error)})"
+            raise NotSaved(f"{what}: make room there") from error
 
     def load(self, step: int) -> State:
         """Return the state that this process saved after `step`."""
@@ -85,10 +83,7 @@ class Checkpoints:
         """Return the steps of the undamaged checkpoints, newest first; log a line about every damaged file.
 
         Each rank looks after its own files; after those of another mesh the ranks look together, each after some. So
-        a worker can go on from where all of its ranks can.
-
-        Raises:
-            UserError: the newest undamaged one belongs to another run.
+        a worker can go on from where all of its ranks can. The newest one is refused where it is of another run.
         """
         found = list[int]()
         for step in sorted({*self._steps(self.name), *self._steps(name_of(self.worker))}, reverse=True):
@@ -97,10 +92,7 @@ class Checkpoints:
         return found
 
     def is_usable(self, step: int, compare: bool = True) -> bool:
-        """Return whether the checkpoint of `step` is undamaged, and refuse that of another run where that is compared.
-
-        There is a line in the log about a damaged file.
-        """
+        """Return whether the checkpoint of `step` is undamaged, else log why; refuse another run's, where compared."""
         try:
             manifest = self._manifest(step)
             for rank in range(self.rank, ParallelDims(**manifest["mesh"]).num_ranks, self.mesh.num_ranks):

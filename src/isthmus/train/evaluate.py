@@ -27,12 +27,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the mean loss over all samples, and what else the model measures; the model is left as it was.
 
-    Args:
-        model: maps a batch to the mean of its losses.
-        batches: samples along the first dimension.
-        device: where the model is.
-        forward: what maps a batch to the mean of its losses where the model is only a part of that.
-        mesh: of a worker of several ranks, which make the call together, each with its rows of the batches.
+    It maps a batch, samples along the first dimension, to the mean of its losses; where it is only a part of what does
+    that, `forward` is the whole. With a mesh, the ranks of a worker make the call together, each with its rows.
     """
     was_training = model.training
     model.eval()

@@ -14,21 +14,24 @@ from isthmus.config import RunConfig
 from isthmus.core import State, UserError
 from isthmus.data import DataSet, LeasedBatches, Ledger, open_batches
 from isthmus.data.base import Batches
+from isthmus.data.leased_batches import Rebase
 from isthmus.train.metrics import whole_lines
 from isthmus.train.process import Process
-from isthmus.train.replicated_ledger import ReplicatedLedger
 from isthmus.train.resume_check import MissingCheckpoints, newest_common, no_checkpoint
 from isthmus.train.stopping import Stopping
 from isthmus.transport import Transport
+from isthmus.transport.base import ReplicatedState
 from isthmus.transport.elastic.worker_ranks import worker_name
 from isthmus.transport.rendezvous import open_store
+
+_ROUNDS_AHEAD = 3  # that are leased: the one in flight, the next, and one that is refused
 
 
 class Lifecycle:
     """A worker of a static world, where all begin, stop and come back together."""
 
     def __init__(self, config: RunConfig, process: Process, data_set: DataSet) -> None:
-        self._config, self._process = config, process
+        self._config, self._process, self._rank = config, process, process.world_rank
         self.batches = self._open_batches(data_set)
         self.transport_options: dict[str, Any] = {}  # which the configuration does not hold
 
@@ -63,8 +66,9 @@ class Lifecycle:
 
     def stopping(self, transport: Transport) -> Stopping:
         """Return the agreement about the last step; to be called by all ranks."""
-        budget_seconds = self._config.outer.transport["sync_budget_seconds"]
-        return Stopping(self._open_store(), self._process.world_rank, self._process.world_size, budget_seconds)
+        budget_seconds, elastic = self._config.outer.transport["sync_budget_seconds"], transport.elastic
+        interrupt = elastic.interrupt if elastic is not None else lambda: None
+        return Stopping(self._open_store(), self._rank, self._process.world_size, budget_seconds, interrupt)
 
     def how_to_resume(self, step: int) -> str:
         """Return the line that says how a stopped run goes on; empty where another process writes it."""
@@ -91,6 +95,7 @@ class ElasticLifecycle(Lifecycle):
         if config.outer.schedule is None:
             raise UserError(f"{config.outer.recipe} has no outer loop: it needs outer.transport.type torch_dist")
         super().__init__(config, process, data_set)
+        self._rank = process.rank
         ledger = ReplicatedLedger(self.batches, config.outer.schedule.local_steps)
         self.transport_options = {"replicated_state": ledger}
 
@@ -127,12 +132,6 @@ class ElasticLifecycle(Lifecycle):
         return MissingCheckpoints(HashStore())  # the other workers go on from their own
 
     @override
-    def stopping(self, transport: Transport) -> Stopping:
-        assert transport.elastic is not None
-        size, budget_seconds = self._process.world_size, self._config.outer.transport["sync_budget_seconds"]
-        return Stopping(self._open_store(), self._process.rank, size, budget_seconds, transport.elastic.interrupt)
-
-    @override
     def how_to_resume(self, step: int) -> str:
         if not self._process.is_first_rank:
             return ""
@@ -147,3 +146,76 @@ class ElasticLifecycle(Lifecycle):
     def _open_batches(self, data_set: DataSet) -> LeasedBatches:
         name = worker_name(self._process.mesh.num_ranks)
         return LeasedBatches(data_set.sample_order(self._config.train.seed), name, self._config.inner.batch_size)
+
+
+class ReplicatedLedger(ReplicatedState):
+    """The data ledger as replicated state: it moves on the communication thread, the batches on the training thread."""
+
+    def __init__(self, leased: LeasedBatches, local_steps: int) -> None:
+        self.leased = leased
+        self.ledger = Ledger(leased.order.fingerprint)
+        self._batches_ahead = _ROUNDS_AHEAD * local_steps  # H of them a round
+        self._based_on = self.ledger
+
+    @property
+    @override
+    def samples_per_step(self) -> int:
+        return self.leased.batch_size
+
+    @override
+    def propose(self) -> dict[str, int]:
+        """Propose to enter the samples that were read, and to lease as many as the next rounds take."""
+        self._rebase()
+        return self.leased.propose(self._batches_ahead)
+
+    @override
+    def check(self, worker: str, proposal: Any) -> str:
+        return self.ledger.check(worker, proposal)
+
+    @override
+    def gain(self, worker: str, proposal: Any) -> int:
+        return self.ledger.gain(worker, proposal)
+
+    @override
+    def commit(self, proposals: dict[str, Any], contributors: list[str]) -> None:
+        self.ledger = self.ledger.commit(proposals, contributors)
+
+    @override
+    def apply(self) -> None:
+        """Go by the ledger as it is now, when a sync that moved it is finished.
+
+        Not earlier, though the ledger moves on the communication thread: all ranks of a worker must read the same
+        samples.
+        """
+        self._rebase()
+
+    @override
+    def reconcile(self, contributed: bool) -> bool:
+        """Return whether this worker's progress since its last commit still counts; forget it where it does not.
+
+        It does not where others were given its samples meanwhile, or where some of it is in the others' state though
+        this worker does not know which (it went on from an old checkpoint).
+        """
+        rebase = self._rebase()
+        counts = rebase is None or (rebase.void == 0 and (rebase.committed == 0 or contributed))
+        if not counts:
+            self.leased.roll_back()
+        return counts
+
+    @override
+    def roll_back(self) -> None:
+        self.leased.roll_back()
+
+    @override
+    def state_dict(self) -> State:
+        return self.ledger.state_dict()
+
+    @override
+    def load_state_dict(self, state_dict: State) -> None:
+        self.ledger = Ledger.from_state_dict(state_dict)
+
+    def _rebase(self) -> Rebase | None:
+        if self.ledger is self._based_on:
+            return None
+        self._based_on = self.ledger
+        return self.leased.rebase(self._based_on)

@@ -1,4 +1,4 @@
-"""What the trainer asks of a method, which data parallelism and an outer loop answer alike."""
+"""The questions that the trainer asks of a method, which data parallelism and an outer loop answer alike."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ class Method(Protocol):
 
     def begin_step(self) -> None:
         """Note that an inner step begins now: what came before it (evaluation, checkpoints) is no training time."""
+        return
 
     def step(self) -> list[SyncReport]:
         """Count one inner step and sync what is due; return a report for every sync that has finished."""

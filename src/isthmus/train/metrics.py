@@ -18,7 +18,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +61,6 @@ class MetricsFile:
             )
         if self._listen:
             self._listen(event, values)
-
-    def write_sync(self, step: int, report: SyncReport) -> None:
-        """Add a sync that was finished after inner step `step`."""
-        self.write("sync", step=step, **asdict(report))
 
     def close(self) -> None:
         """Close the file; events that still wait are lost."""

@@ -1,4 +1,4 @@
-"""Which worker of a run a process is, and which of its ranks."""
+"""The place of a process in a run: which worker it is, and which of its ranks."""
 
 from __future__ import annotations
 
@@ -61,18 +61,12 @@ class Process:
         return {name: tensor[shard * size : (shard + 1) * size] for name, tensor in batch.items()}
 
     def own_share(self, batches: list[Batch]) -> list[Batch]:
-        """Return this rank's slices of several batches, without those that are too small to be shared out.
-
-        Raises:
-            UserError: all are.
-        """
+        """Return this rank's slices of several batches, without those too small to be shared out; refuse if all are."""
         slices = [self.own_rows(batch) for batch in batches]
         share = [rows for rows in slices if len(next(iter(rows.values())))]
         if batches and not share:
-            raise UserError(
-                f"mesh: shard is {self.mesh.shard}, and there are fewer validation samples: give more data, "
-                "or make mesh.shard smaller"
-            )
+            found = f"shard is {self.mesh.shard}, and there are fewer validation samples"
+            raise UserError(f"mesh: {found}: give more data, or make mesh.shard smaller")
         return share
 
 

@@ -54,10 +54,8 @@ def load_resharded(
     """Return what this process saved after `step`; if the mesh was another one, what it would have saved on this one.
 
     There are no `generators` then, for the ranks that drew those numbers are gone. The checkpoint is undamaged on all
-    ranks of this worker; model, inner optimizer and method are as they were built.
-
-    Raises:
-        UserError: the former mesh cut the model into other fragments.
+    ranks of this worker; model, inner optimizer and method are as they were built. A mesh that cut the model into
+    other fragments is refused.
     """
     there = checkpoints.mesh_of(step)
     if there.division == checkpoints.mesh.division:
@@ -102,18 +100,15 @@ class Resharding:
         `inner` and `outer` are the states of its new optimizers.
         """
         first, models = self.ranks[0], [saved["model"] for saved in self.ranks]
-        inner_steps = [saved["inner_step"] for saved in self.ranks]
         methods = [with_present_names(saved["method"]) for saved in self.ranks]
         orders = [parts.optimizer for parts in self.there]
-        optimizers = [saved["optimizer"] for saved in inner_steps]
+        optimizers = [saved["inner_step"]["optimizer"] for saved in self.ranks]
         return {
             **{key: value for key, value in first.items() if key != "generators"},
             "model": {name: self._cut(name, [saved.get(name) for saved in models]) for name in self.own.parts},
             "method": self._method(methods, outer),
-            "inner_step": {
-                **first["inner_step"],
-                "optimizer": self._optimizer(optimizers, orders, inner, self.own.optimizer),
-            },
+            "inner_step": first["inner_step"]
+            | {"optimizer": self._optimizer(optimizers, orders, inner, self.own.optimizer)},
             "metrics_bytes": self.ranks[rank]["metrics_bytes"] if rank < len(self.ranks) else 0,
         }
 

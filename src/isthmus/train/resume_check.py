@@ -46,10 +46,8 @@ def check_resume(config: RunConfig) -> None:
 
 def no_checkpoint(run_dir: Path) -> UserError:
     """Return the error of a run that has nothing to go on from."""
-    return UserError(
-        f"{run_dir}/checkpoints holds no usable checkpoint that all workers have: "
-        "begin a new run with another train.run_dir"
-    )
+    found = f"{run_dir}/checkpoints holds no usable checkpoint that all workers have"
+    return UserError(f"{found}: begin a new run with another train.run_dir")
 
 
 def already_finished(run_dir: Path, step: int) -> UserError:

@@ -29,8 +29,7 @@ class Stopping:
 
     Args:
         store: reaches all ranks; nothing else may use this connection.
-        rank: of this process.
-        num_ranks: that stop together.
+        rank: of this process, one of `num_ranks` that stop together.
         timeout_seconds: for the others to publish.
         interrupt: called once somebody was signalled: it ends what could last.
     """

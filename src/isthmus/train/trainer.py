@@ -25,8 +25,7 @@ from isthmus.train.metrics import MetricsFile, Totals
 from isthmus.train.process import Process, peers_named, restart_reasons
 from isthmus.train.reshard import load_resharded
 from isthmus.train.resume_check import already_finished
-from isthmus.train.run_folder import make_run_dir, metrics_path, reason_of, write_file
-from isthmus.train.summary import write_summary
+from isthmus.train.run_folder import make_run_dir, metrics_path, reason_of, write_file, write_summary
 from isthmus.train.trackers import Trackers
 from isthmus.train.worker_state import WorkerState
 from isthmus.transport import TransportError
@@ -157,7 +156,7 @@ class Trainer:
         """Write down and count syncs; they prove which checkpoints everybody has, so older ones can go."""
         self._has_changed = True
         for report in reports:
-            self.metrics.write_sync(self.steps_done, report)
+            self.metrics.write("sync", step=self.steps_done, **asdict(report))
             self.totals.add(report)
             _LOGGER.debug("step %d finished a sync: %s", self.steps_done, report)
         for num_steps in self.method.take_finished_rounds():

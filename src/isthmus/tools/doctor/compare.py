@@ -1,4 +1,4 @@
-"""What the workers' reports and the network between them say together. Pure functions."""
+"""The findings that the workers' reports and the network between them give together. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BEARABLE = 0.1  # share of the time that training may spend waiting
 
 @dataclass(frozen=True)
 class Check:
-    """One finding."""
+    """One finding of the doctor, with what to change."""
 
     name: str
     status: Status

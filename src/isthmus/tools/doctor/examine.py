@@ -19,6 +19,7 @@ import torch
 import yaml
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from isthmus.config import RunConfig, dump
@@ -191,7 +192,7 @@ def show(
     order = list(dict.fromkeys(check.name for check in grouped))
     for check, workers in sorted(grouped.items(), key=lambda item: order.index(item[0].name)):
         status = f"[{_COLOURS[check.status]}]{check.status}[/]"
-        table.add_row(check.name, ", ".join(workers), status, _plain(check.found), _plain(check.advice))
+        table.add_row(check.name, ", ".join(workers), status, escape(check.found), escape(check.advice))
     console.print(table)
     if network is not None:
         console.print(_network_table(names, network))
@@ -210,8 +211,3 @@ def _network_table(names: Sequence[str], network: Network) -> Table:
     for name, rate, ahead in zip(names, network.download_bytes_per_second, network.clocks_ahead_seconds, strict=True):
         table.add_row(name, readable_bits(rate), f"{ahead:.3f} s", round_trip)
     return table
-
-
-def _plain(text: str) -> str:
-    """Escape a text, so that rich does not take it for markup."""
-    return text.replace("[", r"\[")

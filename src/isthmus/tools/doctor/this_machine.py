@@ -1,4 +1,4 @@
-"""What a worker can check alone: its folder, data, names and ports."""
+"""The checks that a worker can make alone: of its folder, data, names and ports."""
 
 from __future__ import annotations
 

@@ -55,11 +55,7 @@ class Profile:
 
 
 def profile(config: RunConfig) -> Profile:
-    """Measure a configuration, in a minute or so where a step takes a second; nothing is written.
-
-    Raises:
-        UserError: something in the configuration or the data does not fit, or not into memory.
-    """
+    """Measure a configuration, in a minute or so where a step takes a second; nothing is written."""
     if config.mesh.num_ranks > 1:
         raise UserError("only a worker of one rank is profiled: set mesh.shard, mesh.tp and mesh.pp to 1")
     inner, seed = config.inner, config.train.seed
@@ -116,10 +112,8 @@ def _configured(configured: Any, batch_size: int, tried: list[MicroBatch], faste
     size = fastest if configured == "auto" else min(configured or batch_size, batch_size)
     largest = max(micro_batch.size for micro_batch in tried)
     if size > largest:
-        raise UserError(
-            f"micro-batches of {size} samples do not fit into memory, {largest} do: "
-            "set inner.micro_batch_size to that, or to auto"
-        )
+        found = f"micro-batches of {size} samples do not fit into memory, {largest} do"
+        raise UserError(f"{found}: set inner.micro_batch_size to that, or to auto")
     return int(size)
 
 

@@ -1,4 +1,4 @@
-"""What a sync costs: this worker's own part is measured, the way over a slow uplink modelled."""
+"""The costs of a sync: this worker's own part is measured, the way over a slow uplink modelled."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SyncSeconds:
 
 @dataclass(frozen=True)
 class ModelledUplink:
-    """What syncs cost on an uplink of this speed; latency is left out."""
+    """The costs of syncs on an uplink of this speed; latency is left out."""
 
     megabits_per_second: float
     seconds: float  # to send all fragments once
