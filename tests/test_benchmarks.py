@@ -1,10 +1,18 @@
 """What the benchmarks compare is comparable."""
 
 import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 
+import pytest
 import torch
 from benchmarks import families
+from benchmarks.link_candidates.keys import make_keys
+from benchmarks.link_candidates.link import Meeting
+from benchmarks.link_candidates.sockets import Link
 from benchmarks.models import bare_loop, examples
 from benchmarks.runs import launch
 
@@ -57,3 +65,31 @@ def test_methods_are_compared_by_what_the_model_measures():
 def test_a_finished_run_is_not_repeated(tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps({"finished": True, "steps": 3}))
     assert launch(Path("nowhere.yaml"), tmp_path, 2, []) == {"finished": True, "steps": 3}
+
+
+@pytest.mark.parametrize("num_threads", [1, 0])
+def test_a_link_of_sockets_moves_what_it_is_given_and_ends_on_both_sides(tmp_path, num_threads):
+    """Messages of unlike sizes one after another, a peer ahead of the other; an abort in the middle of a transfer."""
+    make_keys(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    sizes = [3_000_000, 10, 1, 700_001, 2_000_000]
+    aborting = threading.Event()
+
+    def peer(rank: int) -> bool:
+        link = Link(Meeting(rank, ("127.0.0.1",) * 2, port, tmp_path, 3), chunk_bytes=1 << 16, num_threads=num_threads)
+        for number, size in enumerate(sizes):
+            incoming = memoryview(bytearray(size))
+            link.exchange(memoryview(Random(2 * number + rank).randbytes(size)), incoming)
+            assert incoming == Random(2 * number + 1 - rank).randbytes(size)
+        if rank == 0:
+            threading.Timer(0.1, lambda: (aborting.set(), link.abort())).start()
+        while True:
+            try:
+                link.exchange(memoryview(bytes(10_000_000)), memoryview(bytearray(10_000_000)))
+            except OSError:
+                link.abort()
+                return aborting.is_set()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(peer, (0, 1))) == [True, True]
