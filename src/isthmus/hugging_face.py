@@ -32,16 +32,12 @@ class OuterLoopCallback(TrainerCallback):
     Args:
         recipe: as for `attach`.
         options: more of `attach`, such as `local_steps`; the steps are the Trainer's own.
-
-    Attributes:
-        outer_loop: the outer loop, from the beginning of the training on.
-        reports: what every finished sync did.
     """
 
     def __init__(self, recipe: str | Recipe | Callable[[Plan], Recipe], **options: Any) -> None:
         self.recipe, self.options = recipe, options
-        self.outer_loop: OuterLoop | None = None
-        self.reports: list[SyncReport] = []
+        self.outer_loop: OuterLoop | None = None  # there from the beginning of the training on
+        self.reports: list[SyncReport] = []  # of every finished sync
 
     @override
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:

@@ -55,16 +55,13 @@ class Quantize(Codec):
 
     @override
     def encode(self, rows: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-        if self.rounding == "nearest":
-            payload = rows.new_empty(len(rows), self.row_bytes, dtype=torch.uint8)
-            if native.run_kernel("quantize", [rows, payload], self.block, self.bits, self.scale_bits):
-                return payload
-        half = rows.new_tensor(_HALF_RANGE[self.bits])
-        if self.rounding == "nearest":
-            parts = [fused.run_compiled(_encode, part, half, self.bits, self.scale_bits) for part in slices(rows)]
-        else:
-            parts = [_encode(part, half, self.bits, self.scale_bits, False, generator) for part in slices(rows)]
-        return torch.cat(parts)
+        half, options = rows.new_tensor(_HALF_RANGE[self.bits]), (self.bits, self.scale_bits)
+        if self.rounding == "stochastic":
+            return torch.cat([_encode(part, half, *options, False, generator) for part in slices(rows)])
+        payload = rows.new_empty(len(rows), self.row_bytes, dtype=torch.uint8)
+        if native.run_kernel("quantize", [rows, payload], self.block, *options):
+            return payload
+        return torch.cat([fused.run_compiled(_encode, part, half, *options) for part in slices(rows)])
 
     @override
     def decode(self, payload: torch.Tensor) -> torch.Tensor:

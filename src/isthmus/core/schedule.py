@@ -57,9 +57,7 @@ class SyncSchedule:
 
         With a full delay (tau = H) an empty sync is finished at the first boundary, although nothing was sent before.
         """
-        if self.warm(step):
-            return self.begins(step)
-        if self.overlap_steps == self.local_steps:
+        if self.warm(step) or self.overlap_steps == self.local_steps:
             return self.begins(step)
         sent = step - self.overlap_steps
         return [] if self.warm(sent) else self.begins(sent)

@@ -13,20 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
-
-__all__ = [
-    "TorchDispatchMode",
-    "all_gather_single",
-    "clone_default_store",
-    "keep_alive",
-    "make_gloo_group",
-    "release",
-    "skip_reverse_lookups",
-    "tree_leaves",
-    "tree_map_only",
-]
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map_only as tree_map_only
 
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
 

@@ -33,9 +33,7 @@ class StageModule(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return hidden states [batch, seq, hidden], or logits [batch, seq, vocab] of the last stage.
 
-        Args:
-            inputs: the previous stage's hidden states; of the first stage tokens [batch, seq + 1] int64, the last of
-                which is a target only.
+        Inputs are such hidden states, or for the first stage tokens [batch, seq + 1] int64, the last a target only.
         """
         given = {"input_ids": inputs[:, :-1]} if self.is_first else {"inputs_embeds": inputs}
         output: torch.Tensor = self.network(**given).logits

@@ -42,15 +42,21 @@ def compare_anchors(fragments: list[Fragment], transport: Transport, proposal: A
     transport.commit(peers, True, fingerprint(anchors(fragments)))
 
 
-@contextmanager
-def anchored(fragments: list[Fragment]) -> Iterator[None]:
-    """Let the model hold the anchors for a while, to evaluate or export it; its own values come back afterwards."""
-    own = [param.clone() for fragment in fragments for param in fragment.params]
+def adopt_anchors(fragments: list[Fragment]) -> None:
+    """Let the local parameters be the anchors."""
     for fragment in fragments:
         for param, anchor in zip(fragment.params, fragment.anchor, strict=True):
             param.copy_(anchor.detach())
+
+
+@contextmanager
+def anchored(fragments: list[Fragment]) -> Iterator[None]:
+    """Let the model hold the anchors for a while, to evaluate or export it; its own values come back afterwards."""
+    params = [param for fragment in fragments for param in fragment.params]
+    own = [param.clone() for param in params]
+    adopt_anchors(fragments)
     try:
         yield
     finally:
-        for param, value in zip((p for fragment in fragments for p in fragment.params), own, strict=True):
+        for param, value in zip(params, own, strict=True):
             param.copy_(value)

@@ -6,7 +6,7 @@ import torch
 
 from isthmus.compress.base import Compressor
 from isthmus.core import Fragment, State, SyncReport, SyncSchedule
-from isthmus.outer.anchor import compare_anchors, worker_fingerprint
+from isthmus.outer.anchor import adopt_anchors, compare_anchors, worker_fingerprint
 from isthmus.outer.communication_thread import CommunicationThread
 from isthmus.outer.dynamic_local_steps import DynamicLocalSteps
 from isthmus.outer.guard import Guard
@@ -63,8 +63,7 @@ class OuterLoop:
         self._thread = CommunicationThread(fragments[0].device)
         transport.join(self.state)
         try:
-            proposal = self.state.propose(len(fragments) - 1)
-            self._thread.run(partial(compare_anchors, fragments, transport, proposal))
+            self._thread.run(partial(compare_anchors, fragments, transport, self.state.propose(len(fragments) - 1)))
         except Behind:
             self._catch_up()
         else:
@@ -103,7 +102,7 @@ class OuterLoop:
                     state.phase = "averaging" if state.phase == "finishing" else "finished"
         reports = self._take_reports()
         if state.phase == "finished" and all(report.committed for report in reports):
-            state.adopt_anchors()
+            adopt_anchors(state.fragments)
         return reports
 
     def close(self) -> None:
@@ -192,16 +191,12 @@ class OuterLoop:
     def _finish_due(self, indices: list[int], captured: list[Sync]) -> None:
         """Finish and report the syncs of these fragments, which have arrived; `captured` is what is sent next."""
         for index in indices:
-            sync = self.state.in_flight.get(index)
-            if sync is None:
-                outcome = self.state.empty_outcome(index, self.transport.num_workers)
-            else:
-                outcome = sync.result
+            if (sync := self.state.in_flight.get(index)) is not None:
                 self._reports.append(sync.report)
                 if (elastic := self.transport.elastic) is not None:
                     elastic.report_speed(self.local_steps.steps_per_second)
-                self.local_steps.adapt(outcome.relative_speed, self.state.schedule.schedule.local_steps)
-            self.state.finish(index, outcome, captured)
+                self.local_steps.adapt(sync.result.relative_speed, self.state.schedule.schedule.local_steps)
+            self.state.finish(index, captured, self.transport.num_workers)
 
     def _catch_up(self) -> None:
         """Take over the others' state, up to where the next sync begins."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from isthmus.core import Fragment, State, SyncSchedule, Tensors
 from isthmus.outer.adaptive_schedule import AdaptiveSchedule
-from isthmus.outer.anchor import anchors
+from isthmus.outer.anchor import adopt_anchors, anchors
 from isthmus.outer.former_names import with_present_names
 from isthmus.outer.in_flight import (
     Outcome,
@@ -114,12 +114,13 @@ class OuterState:
         rest = set(range(len(self.fragments))) - set(self.schedule.begins(self.inner_steps))
         return [self.capture(index) for index in sorted(rest)] if self.inner_steps else []
 
-    def finish(self, index: int, outcome: Outcome, captured: list[Sync]) -> None:
+    def finish(self, index: int, captured: list[Sync], num_workers: int) -> None:
         """Finish a fragment's sync: take its outer step or, where it was refused, keep its progress for the next one.
 
         Nothing is in flight of it where the sync is the empty one before the first; `captured` is what is sent next.
         """
         sync = self.in_flight.pop(index, None)
+        outcome = sync.result if sync else self.empty_outcome(index, num_workers)
         newer = next((each for each in captured if each.fragment == index), None)
         self.elastic_state = outcome.elastic_state
         if index == len(self.fragments) - 1:
@@ -133,7 +134,7 @@ class OuterState:
         if sync and sync.excluded:  # bad values of one fragment have spread to the others
             for pending in (*self.in_flight.values(), *captured):
                 pending.params_reset = True
-            self.adopt_anchors()
+            adopt_anchors(self.fragments)
             if self._replicated_state:
                 self._replicated_state.roll_back()
 
@@ -143,12 +144,6 @@ class OuterState:
         outcome = without_contribution(fragment, zeros(fragment), self.elastic_state)
         outcome.weight = 1 / num_workers
         return outcome
-
-    def adopt_anchors(self) -> None:
-        """Let the local parameters be the anchors, in all fragments."""
-        for fragment in self.fragments:
-            for param, anchor in zip(fragment.params, fragment.anchor, strict=True):
-                param.copy_(anchor)
 
     def state_dict(self) -> State:
         """Return everything but the model's own parameters; syncs in flight as what was captured for them."""
