@@ -1,9 +1,9 @@
 """The foundation: types, fragments, schedules, registries. Imports torch only."""
 
-from isthmus.core.fragment import BufferRule, Fragment, buffer_rules, split_balanced, split_strided, split_whole
+from isthmus.core.fragment import Fragment, buffer_rules, split_balanced, split_strided, split_whole
 from isthmus.core.registry import Registry, nearest
 from isthmus.core.schedule import SyncSchedule
-from isthmus.core.types import Peers, State, SyncReport, Tensors, UserError, WorkerGroup, first_line
+from isthmus.core.types import Peers, State, SyncReport, Tensors, UserError, WorkerGroup
 
 SPLITS = Registry(
     "split",
@@ -16,7 +16,6 @@ SPLITS = Registry(
 
 __all__ = [
     "SPLITS",
-    "BufferRule",
     "Fragment",
     "Peers",
     "Registry",
@@ -27,7 +26,6 @@ __all__ = [
     "UserError",
     "WorkerGroup",
     "buffer_rules",
-    "first_line",
     "nearest",
     "split_balanced",
     "split_strided",
