@@ -4,7 +4,8 @@
 
 Each candidate is one small whole implementation in this folder of the same job: two peers send each other a message at
 the same time and receive into memory that is there already, over S connections. It needs root (netlab), and `pyzmq`,
-`grpcio` and `hivemind` for their candidates: what is not installed is left out, by name. About twelve minutes.
+`grpcio` and `hivemind` for their candidates: what is not installed is left out, by name.
+Nothing else may run beside it.
 """
 
 from __future__ import annotations
