@@ -183,6 +183,6 @@ def test_a_name_that_is_gone_is_found():
 
 def test_pages_that_the_code_names_exist():
     for folder in ("src", "tests", "benchmarks", "examples", "deploy"):
-        for path in (ROOT / folder).rglob("*.[pym][ymd]*"):
+        for path in (each for each in (ROOT / folder).rglob("*") if each.suffix in (".py", ".md", ".yaml", ".yml")):
             for page in re.findall(r"\b(docs/[\w/-]+\.md)", path.read_text()):
                 assert (ROOT / page).exists() or "results" in str(path) or path == Path(__file__), f"{path}: {page}"

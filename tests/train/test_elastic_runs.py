@@ -1,4 +1,7 @@
-"""Elastic runs with real processes over the real engines: killed, left, come back; what is committed stays one."""
+"""Elastic runs over the real engines, of workers with two ranks each, as `isthmus launch` starts them.
+
+A rank dies, its worker goes and comes back as one; the run is stopped and resumed; what is committed stays one.
+"""
 
 import json
 import os
@@ -15,26 +18,38 @@ from tests.launched import workers_of
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[2]
-STEPS = 300
-RUN = {
-    "model": {
-        "type": "module",
-        "path": "tests.train.tiny:Paced",
-        "sequence_length": 8,
-    },
-    "data": {"type": "text", "source": str(ROOT / "src/isthmus/core")},
-    "inner": {"batch_size": 2},
-    "outer": {"schedule": {"local_steps": 6, "num_fragments": 1, "warm_start_steps": 0}, "split": "whole"},
-    "train": {"workers": 3, "steps": STEPS, "eval_every": 0, "eval_batches": 1, "checkpoint_every": 60},
-}
-TRANSPORT = {"min_workers": 2, "sync_budget_seconds": 20.0}
+STEPS = 160
+NAMES = ("worker-0", "worker-0-rank-1", "worker-1", "worker-1-rank-1")
 
 
 def write(folder: Path, engine: str) -> Path:
+    config = {
+        "model": {
+            "type": "module",
+            "path": "tests.train.tiny:Paced",
+            "arguments": {"hidden_size": 4, "go": str(folder / "go"), "seconds": 0.2},
+            "sequence_length": 8,
+        },
+        "data": {"type": "text", "source": str(ROOT / "src/isthmus/core")},
+        "inner": {"batch_size": 2},
+        "outer": {
+            "recipe": "streaming",
+            "schedule": {"local_steps": 6, "num_fragments": 1, "warm_start_steps": 0},
+            "split": "whole",
+            "transport": {"type": engine, "min_workers": 1, "sync_budget_seconds": 20.0},
+            "hash_every": 1,
+        },
+        "train": {
+            "workers": 2,
+            "steps": STEPS,
+            "run_dir": str(folder / "run"),
+            "eval_every": 0,
+            "eval_batches": 1,
+            "checkpoint_every": 60,
+        },
+        "mesh": {"shard": 2},
+    }
     path = folder / "run.yaml"
-    outer = RUN["outer"] | {"recipe": "streaming", "transport": TRANSPORT | {"type": engine}}
-    model = RUN["model"] | {"arguments": {"hidden_size": 4, "go": str(folder / "go"), "seconds": 0.1}}
-    config = RUN | {"model": model, "outer": outer, "train": RUN["train"] | {"run_dir": str(folder / "run")}}
     path.write_text(yaml.safe_dump(config))
     return path
 
@@ -59,12 +74,6 @@ def wait_for(launcher: subprocess.Popen, condition, seconds: float = 90) -> None
         time.sleep(0.05)
 
 
-def final_state(folder: Path, worker: int) -> dict:
-    """What the worker's last checkpoint holds of the transport."""
-    newest = max((folder / "run/checkpoints").glob(f"step-*/worker-{worker}"))
-    return json.loads((newest / "state.json").read_text())
-
-
 def stop_and_resume(launcher: subprocess.Popen, folder: Path) -> str:
     """As the launcher says when it is told to stop; to the end. Returns what it had said."""
     launcher.send_signal(signal.SIGINT)
@@ -81,30 +90,49 @@ def stop_and_resume(launcher: subprocess.Popen, folder: Path) -> str:
     return said
 
 
-def test_a_killed_worker_is_started_again_and_catches_up(tmp_path):
-    """`isthmus launch` makes the first peer itself, another one when the run is resumed.
-
-    The lighthouse of torchft it makes in `test_elastic_meshes.py`.
-    """
-    launcher = launch(write(tmp_path, "hivemind"))
+@pytest.mark.parametrize("engine", ["torchft", "hivemind"])
+def test_a_worker_that_lost_a_rank_comes_back_whole(tmp_path, engine):
+    launcher = launch(write(tmp_path, engine))
     try:
-        wait_for(launcher, lambda: len(syncs(tmp_path, 0)) > 10)
-        victim = workers_of(launcher)["worker-2"]
-        os.kill(victim, signal.SIGKILL)
-        wait_for(launcher, lambda: any(sync["num_peers"] == 2 for sync in syncs(tmp_path, 0)))
-        wait_for(launcher, lambda: syncs(tmp_path, 0)[-1]["num_peers"] == 3)
-        assert workers_of(launcher)["worker-2"] != victim
+        wait_for(launcher, lambda: len(syncs(tmp_path, 0)) > 5)
+        before = workers_of(launcher)
+        os.kill(before["worker-1-rank-1"], signal.SIGKILL)
+        wait_for(launcher, lambda: any(sync["num_peers"] == 1 for sync in syncs(tmp_path, 0)))
+        wait_for(launcher, lambda: syncs(tmp_path, 0)[-1]["num_peers"] == 2)
+        stayed = set(workers_of(launcher).items()) & set(before.items())
+        assert {name for name, _ in stayed} == set(NAMES[:2]), "the other rank was started again too"
         said = stop_and_resume(launcher, tmp_path)
     finally:
         launcher.kill()
-    assert "streaming: worker 2 was killed by SIGKILL: it is started again, for the 1. time\n" in said
-    lines = (tmp_path / "run/metrics/worker-2.jsonl").read_text().splitlines()
+    assert "streaming: worker 1 was killed by SIGKILL: it is started again, for the 1. time\n" in said
+    lines = (tmp_path / "run/metrics/worker-1.jsonl").read_text().splitlines()
     (restart,) = [event for event in map(json.loads, lines) if event["event"] == "restart"]
     assert (restart["number"], restart["reason"]) == (1, "was killed by SIGKILL")
-    ledgers = [final_state(tmp_path, worker)["method"]["elastic"]["replicated_state"] for worker in range(3)]
-    assert ledgers[0] == ledgers[1] == ledgers[2]
-    assert ledgers[0]["samples"] > 0
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert len(set(summary["anchor_hash"].values())) == 1
     assert summary["finished"]
     assert summary["steps"] == STEPS
+    assert len(set(summary["anchor_hash"].values())) == 1
+    states = {name: final_state(tmp_path, name) for name in NAMES}
+    transports = [state["method"]["elastic"] for state in states.values()]
+    assert all(transport == transports[0] for transport in transports)
+    assert transports[0]["replicated_state"]["samples"] > 0
+    for worker in (0, 1):
+        first, other = (states[name] for name in NAMES if name.startswith(f"worker-{worker}"))
+        assert first["stream"] == other["stream"], "they read the same samples"
+        assert first["totals"]["steps"] == other["totals"]["steps"]
+
+
+def final_state(folder: Path, name: str) -> dict:
+    newest = max((folder / "run/checkpoints").glob(f"step-*/{name}"))
+    return json.loads((newest / "state.json").read_text())
+
+
+def test_a_worker_of_too_few_ranks_is_refused(tmp_path):
+    path = write(tmp_path, "torchft")
+    command = [sys.executable, "-m", "isthmus", "train", str(path), "--set", "outer.transport.lighthouse=127.0.0.1:1"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        "error: a worker has 2 ranks, but 1 rank started: where workers come and go, each is started by a torchrun "
+        "of its own, with its number in ISTHMUS_WORKER\n"
+    )
