@@ -1,5 +1,6 @@
 """Options and settings shared by all tests, and the rule behind `make quick`."""
 
+import gc
 import logging
 import multiprocessing.process
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+gc.disable()  # until all test modules are imported: it would take a tenth of that time, and find nothing
 torch.set_num_threads(1)
 # a shell without job control has what it starts in the background ignore Ctrl-C, and whatever that starts, too
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -26,6 +28,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the tests that wait for other processes: the quick ones fill the time of whoever is done first."""
     items.sort(key=lambda item: item.get_closest_marker("processes") is None)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is imported stays: nobody need look at it again
+    gc.enable()
 
 
 @pytest.fixture

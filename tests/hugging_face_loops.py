@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -36,7 +34,11 @@ TINY = GPTNeoXConfig(
 def tiny_model(lora: bool = False) -> nn.Module:
     torch.manual_seed(0)
     model = GPTNeoXForCausalLM(TINY)
-    return get_peft_model(model, LoraConfig(r=2, target_modules=["query_key_value"])) if lora else model
+    if not lora:
+        return model
+    from peft import LoraConfig, get_peft_model  # takes a second to import
+
+    return get_peft_model(model, LoraConfig(r=2, target_modules=["query_key_value"]))
 
 
 class Tokens(Dataset):
@@ -168,6 +170,8 @@ def refused_trainers(rank: int, folder: str) -> list[str]:
 
 def accelerated(rank: int) -> dict[str, Any]:
     """A loop with `accelerate`: wrapped before, wrapped afterwards, and as it should be."""
+    from accelerate import Accelerator
+
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
 
     def attempt(action: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,9 @@ def test_accelerate_trains_without_data_parallelism_or_is_told_how() -> None:
     assert one["anchors"] == other["anchors"]
 
 
-def test_what_the_trainer_cannot_do_is_one_line(tmp_path: Path) -> None:
-    folder = str(tmp_path / "run")
-    workers.results(workers.run(hugging_face_loops.train, folder=folder))
+@pytest.mark.parametrize("runs", [False], indirect=True, ids=["all parameters"])
+def test_what_the_trainer_cannot_do_is_one_line(runs: dict[str, Any], tmp_path: Path) -> None:
+    folder = str(shutil.copytree(runs["folder"] / "whole", tmp_path / "run"))
     for rank, worker in enumerate(workers.results(workers.run(hugging_face_loops.refused_trainers, folder=folder))):
         too_late, best, elsewhere, other_weights = worker
         assert too_late == (

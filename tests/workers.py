@@ -15,22 +15,7 @@ from typing import Any
 from isthmus.transport.address import free_port
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(  # a process has one such server, so this is what all tests need
-    [
-        "isthmus.hugging_face",
-        "isthmus.tools.doctor",
-        "isthmus.train.trainer",
-        "isthmus.transport.hivemind.membership",
-        "isthmus.transport.torchft.membership",
-        "peft",
-        "torch.distributed.fsdp",
-        "torch.distributed.pipelining",
-        "torch.distributed.tensor.parallel",
-        "transformers.models.gpt_neo.modeling_gpt_neo",
-        "transformers.models.gpt_neox.modeling_gpt_neox",
-        "transformers.trainer",
-    ]
-)
+CONTEXT.set_forkserver_preload(["tests.preloaded"])  # a process has one such server, so this is for all tests
 
 
 @dataclass

@@ -101,9 +101,10 @@ def _serve() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if request["module"] not in sys.modules:
+            gc.disable()  # it takes a tenth of the time, and finds nothing
             importlib.import_module(request["module"])  # once, for all forks
-            gc.collect()
             gc.freeze()  # or every fork would copy all of torch's objects when it ends
+            gc.enable()
         reply = _run(request)
         started += [reply] if isinstance(reply, int) else []
         os.write(replies, (json.dumps(reply) + "\n").encode())
