@@ -1,10 +1,11 @@
 """`isthmus launch` as a process of the tests: a small run, and what can be seen of it from outside."""
 
 import json
-import subprocess
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from tests.program import Program
 
 ROOT = Path(__file__).parents[1]
 RUN = {
@@ -25,7 +26,8 @@ RUN = {
 }
 
 
-def finish(launcher: subprocess.Popen) -> tuple[int, str, str]:
+def finish(launcher: Program) -> tuple[int | None, str, str]:
+    """Exit code, standard output and standard error of a program; waits for its end."""
     out, err = launcher.communicate(timeout=120)
     return launcher.returncode, out, err
 
@@ -37,7 +39,7 @@ def wait_until(condition: Callable[[], object], within_seconds: float = 60) -> N
         time.sleep(0.02)
 
 
-def workers_of(launcher: subprocess.Popen) -> dict[str, int]:
+def workers_of(launcher: Program) -> dict[str, int]:
     """The processes that a launcher's server has started, by their names: "worker-1", "worker-1-rank-1"."""
     pids = [worker for server in _children(launcher.pid) for worker in _children(server)]
     return {Path(f"/proc/{pid}/comm").read_text().strip(): pid for pid in pids}

@@ -1,19 +1,24 @@
 """What every fork of `tests.workers.CONTEXT` needs, imported once: the server that forks begins with this module."""
 
 import gc
+import os
 from importlib import import_module
 
+for variable, value in {"OMP_WAIT_POLICY": "PASSIVE", "TORCH_CPP_LOG_LEVEL": "ERROR"}.items():
+    os.environ.setdefault(variable, value)  # as `isthmus.cli` does; torch reads it once, where it is imported
 gc.disable()  # it takes half of the time, and finds nothing
 for name in (
     "isthmus.hugging_face",
     "isthmus.tools.doctor",
-    "isthmus.train.trainer",
+    "isthmus.tools.export",
+    "isthmus.tools.launch",
+    "isthmus.tools.plot",
+    "isthmus.train.worker",
     "isthmus.transport.hivemind.membership",
     "isthmus.transport.torchft.membership",
     "peft",
-    "torch.distributed.fsdp",
+    "torch._dynamo",
     "torch.distributed.pipelining",
-    "torch.distributed.tensor.parallel",
     "transformers.models.gpt_neo.modeling_gpt_neo",
     "transformers.models.gpt_neox.modeling_gpt_neox",
     "transformers.trainer",

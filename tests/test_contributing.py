@@ -2,7 +2,6 @@
 
 import logging
 import re
-import subprocess
 import sys
 from copy import deepcopy
 from importlib import import_module, invalidate_caches
@@ -23,6 +22,8 @@ from isthmus.transport.local import LocalWorld
 from isthmus.transport.local import run_workers as run_local
 from tests.compress import test_contract
 from tests.compress.conftest import run_workers
+from tests.launched import finish
+from tests.program import Program
 from tests.transport.transport_contract import CHECKS, run_checks
 
 ROOT = Path(__file__).parents[1]
@@ -165,9 +166,8 @@ def test_all_four_together_in_a_run_of_two_workers(tmp_path):
     chosen = sample()
     chosen["outer"]["schedule"] = {"local_steps": 5}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(chosen | run))
-    command = [sys.executable, "-m", "isthmus", "launch", "run.yaml", "--workers", "2"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 0, done.stderr
+    code, _, err = finish(Program("launch", "run.yaml", "--workers", 2, cwd=tmp_path))
+    assert code == 0, err
     said = "".join(path.read_text() for path in (tmp_path / "run/logs").glob("*"))
     assert "joined a world of 2 workers" in said
     assert "the sync was committed" in said

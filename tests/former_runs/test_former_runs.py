@@ -4,12 +4,13 @@ Each archive holds a run's configuration, metrics and one checkpoint, with syncs
 """
 
 import json
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
+
+from tests.launched import finish
+from tests.program import Program
 
 pytestmark = pytest.mark.processes
 
@@ -22,10 +23,8 @@ def resume(name: str, folder: Path) -> dict:
     with tarfile.open(HERE / f"{name}.tar.xz") as archive:
         archive.extractall(folder, filter="data")
     run = folder / name
-    command = [sys.executable, "-m", "isthmus", "launch", str(run / "config.yaml"), "--resume"]
-    command += ["--set", f"train.run_dir={run}"]
-    done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, out, err = finish(Program("launch", run / "config.yaml", "--resume", "--set", f"train.run_dir={run}"))
+    assert code == 0, out + err
     return json.loads((run / "summary.json").read_text())
 
 

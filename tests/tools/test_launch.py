@@ -15,6 +15,7 @@ import pytest
 import yaml
 from rich.console import Console
 from tests.launched import ROOT, RUN, all_gone, events, finish, wait_until, workers_of
+from tests.program import Program
 
 from isthmus.core import UserError
 from isthmus.recipes import load_config
@@ -31,14 +32,12 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
+def start() -> Iterator[Callable[..., Program]]:
     """Start `isthmus launch` with the given arguments; whatever still runs at the end is killed."""
     launchers = []
 
-    def begin(*arguments: object, **environment: str) -> subprocess.Popen:
-        command = [sys.executable, "-m", "isthmus", "launch", *map(str, arguments)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        launchers.append(subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, **pipes))
+    def begin(*arguments: object, **environment: str) -> Program:
+        launchers.append(Program("launch", *arguments, **environment))
         return launchers[-1]
 
     yield begin
@@ -55,10 +54,13 @@ def refused(config: Path, *overrides: str, workers: int = 2, resume: bool = Fals
 
 
 @pytest.mark.processes
-def test_launch_trains_reports_and_joins(config, start, tmp_path):
+def test_launch_trains_reports_and_joins(config, tmp_path):
+    command = [sys.executable, "-m", "isthmus", "launch", str(config), "--set", "train.steps=40"]
     # a layer of the launcher's own configuration: its workers must not apply it a second time, above --set
-    code, out, err = finish(start(config, "--set", "train.steps=40", ISTHMUS_TRAIN__STEPS="30"))
-    assert (code, err) == (0, "")
+    environment = os.environ | {"ISTHMUS_TRAIN__STEPS": "30"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    out = done.stdout
     run = tmp_path / "run"
     summary = json.loads((run / "summary.json").read_text())
     assert summary["finished"]

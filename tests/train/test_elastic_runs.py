@@ -6,14 +6,13 @@ A rank dies, its worker goes and comes back as one; the run is stopped and resum
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import yaml
-from tests.launched import workers_of
+from tests.launched import finish, workers_of
+from tests.program import Program
 
 pytestmark = pytest.mark.processes
 
@@ -54,11 +53,6 @@ def write(folder: Path, engine: str) -> Path:
     return path
 
 
-def launch(config: Path, *options: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "isthmus", "launch", str(config), *options]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
 def syncs(folder: Path, worker: int) -> list[dict]:
     path = folder / f"run/metrics/worker-{worker}.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
@@ -66,33 +60,33 @@ def syncs(folder: Path, worker: int) -> list[dict]:
     return [event for event in events if event["event"] == "sync"]
 
 
-def wait_for(launcher: subprocess.Popen, condition, seconds: float = 90) -> None:
+def wait_for(launcher: Program, condition, seconds: float = 90) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert launcher.poll() is None, launcher.communicate()[0]
+        assert launcher.poll() is None, "".join(launcher.communicate())
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.05)
 
 
-def stop_and_resume(launcher: subprocess.Popen, folder: Path) -> str:
+def stop_and_resume(launcher: Program, folder: Path) -> str:
     """As the launcher says when it is told to stop; to the end. Returns what it had said."""
     launcher.send_signal(signal.SIGINT)
     said, _ = launcher.communicate(timeout=60)
     assert json.loads((folder / "run/summary.json").read_text())["num_restarts"].count(1) == 1
     assert f"go on with: isthmus launch {folder}/run/config.yaml --resume" in said.replace("\n", "")
     (folder / "go").touch()
-    resumed = launch(folder / "run/config.yaml", "--resume")
+    resumed = Program("launch", folder / "run/config.yaml", "--resume")
     try:
-        output, _ = resumed.communicate(timeout=200)
+        output = resumed.communicate(timeout=200)
     finally:
         resumed.kill()
-    assert resumed.returncode == 0, output
+    assert resumed.returncode == 0, "".join(output)
     return said
 
 
 @pytest.mark.parametrize("engine", ["torchft", "hivemind"])
 def test_a_worker_that_lost_a_rank_comes_back_whole(tmp_path, engine):
-    launcher = launch(write(tmp_path, engine))
+    launcher = Program("launch", write(tmp_path, engine))
     try:
         wait_for(launcher, lambda: len(syncs(tmp_path, 0)) > 5)
         before = workers_of(launcher)
@@ -129,10 +123,9 @@ def final_state(folder: Path, name: str) -> dict:
 
 def test_a_worker_of_too_few_ranks_is_refused(tmp_path):
     path = write(tmp_path, "torchft")
-    command = [sys.executable, "-m", "isthmus", "train", str(path), "--set", "outer.transport.lighthouse=127.0.0.1:1"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert ended.returncode == 2
-    assert ended.stderr == (
+    code, _, err = finish(Program("train", path, "--set", "outer.transport.lighthouse=127.0.0.1:1"))
+    assert code == 2
+    assert err == (
         "error: a worker has 2 ranks, but 1 rank started: where workers come and go, each is started by a torchrun "
         "of its own, with its number in ISTHMUS_WORKER\n"
     )

@@ -1,12 +1,9 @@
 """The endpoint of every worker, asked by a real client while a real run goes on; the dashboard asks it nothing else."""
 
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +15,8 @@ import pytest
 import yaml
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
-from tests.launched import wait_until
+from tests.launched import finish, wait_until
+from tests.program import Program
 from toy_runs import toy_config
 from worker_processes import events
 
@@ -84,8 +82,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     values_of = RUN | {"model": RUN["model"] | {"arguments": arguments}, "track": {"prometheus_port": port}}
     values_of["train"] = RUN["train"] | {"run_dir": str(run)}
     (folder / "run.yaml").write_text(yaml.safe_dump(values_of))
-    command = [sys.executable, "-m", "isthmus", "launch", str(folder / "run.yaml")]
-    launcher = subprocess.Popen(command, cwd=ROOT, env=os.environ | {}, stdout=subprocess.DEVNULL)
+    launcher = Program("launch", folder / "run.yaml")
     try:
         files = [run / f"metrics/worker-{worker}.jsonl" for worker in (0, 1)]
         wait_until(lambda: all(path.exists() and path.read_text().count('"sync"') >= 3 for path in files))
@@ -97,7 +94,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             wait_until(lambda: len(events(run, worker)) > len(told.before[worker]) + 2)  # noqa: B023
             told.after.append(events(run, worker))
         launcher.send_signal(signal.SIGINT)
-        assert launcher.wait(60) == 0
+        assert finish(launcher)[0] == 0
         yield told
     finally:
         launcher.kill()

@@ -1,17 +1,12 @@
 """Keys stay in the environment: nothing that a run leaves behind or says holds them."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import yaml
-from tests.launched import RUN
+from tests.launched import RUN, finish
+from tests.program import Program
 
 pytestmark = pytest.mark.processes
 
-ROOT = Path(__file__).parents[2]
 SECRETS = {"HF_TOKEN": "hf_" + "mYvErYsEcReT" * 3, "WANDB_API_KEY": "5ec2e7" * 7}
 
 
@@ -20,13 +15,12 @@ def test_keys_are_in_no_file_and_no_line(tmp_path):
     (tmp_path / "run.yaml").write_text(
         yaml.safe_dump(RUN | {"track": track, "train": RUN["train"] | {"run_dir": str(run_dir), "steps": 10}})
     )
-    world = os.environ | SECRETS | {"WANDB_MODE": "offline"}
+    world = SECRETS | {"WANDB_MODE": "offline"}
     said = ""
     for arguments in (["launch", tmp_path / "run.yaml", "--workers", 1], ["export", run_dir, "--to", tmp_path / "out"]):
-        command = [sys.executable, "-m", "isthmus", *map(str, arguments)]
-        done = subprocess.run(command, cwd=ROOT, env=world, capture_output=True, text=True, timeout=200, check=False)
-        assert done.returncode == 0, done.stderr
-        said += done.stdout + done.stderr
+        code, out, err = finish(Program(*arguments, **world))
+        assert code == 0, err
+        said += out + err
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     names = {path.name for path in files}
     assert names >= {"state.safetensors", "config.yaml", "summary.json", "worker-0.log", "README.md"}

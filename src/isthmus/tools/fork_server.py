@@ -69,14 +69,7 @@ class ForkServer:
         self._connection, theirs = Pipe()
         self._exit_codes: dict[int, int] = {}
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # numpy's threads would be there when it forks
-                process_group=0,  # the terminal's Ctrl-C reaches the launcher alone
-            )
+            self._process = self._start_process(theirs)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -106,6 +99,17 @@ class ForkServer:
         """Return the exit codes of all processes that have ended, by their pids."""
         self._exit_codes |= self._ask("poll")
         return self._exit_codes
+
+    def _start_process(self, connection: Connection) -> subprocess.Popen[bytes]:
+        """Start the server at the other end of the connection."""
+        return subprocess.Popen(
+            [sys.executable, "-m", __name__, str(connection.fileno())],
+            pass_fds=[connection.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # numpy's threads would be there when it forks
+            process_group=0,  # the terminal's Ctrl-C reaches the launcher alone
+        )
 
     def _ask(self, what: str, details: Any = None, stdin: int | None = None) -> Any:
         try:
