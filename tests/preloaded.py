@@ -8,15 +8,27 @@ for variable, value in {"OMP_WAIT_POLICY": "PASSIVE", "TORCH_CPP_LOG_LEVEL": "ER
     os.environ.setdefault(variable, value)  # as `isthmus.cli` does; torch reads it once, where it is imported
 gc.disable()  # it takes half of the time, and finds nothing
 for name in (
+    "isthmus.cli",
+    "isthmus.compress.feedback",
+    "isthmus.compress.fused",
+    "isthmus.compress.quantize",
+    "isthmus.compress.topk",
     "isthmus.hugging_face",
+    "isthmus.models.biggan_networks",
+    "isthmus.models.frechet",
+    "isthmus.models.gpt_neo",
+    "isthmus.models.gpt_neox",
+    "isthmus.models.local_heads",
     "isthmus.tools.doctor",
     "isthmus.tools.export",
     "isthmus.tools.launch",
     "isthmus.tools.plot",
     "isthmus.train.worker",
+    "isthmus.transport.elastic.transport",
     "isthmus.transport.hivemind.membership",
     "isthmus.transport.torchft.membership",
     "peft",
+    "pytest",
     "torch._dynamo",
     "torch.distributed.pipelining",
     "transformers.models.gpt_neo.modeling_gpt_neo",
@@ -24,5 +36,6 @@ for name in (
     "transformers.trainer",
 ):
     import_module(name)
+import_module("isthmus.transport.torchft.lighthouse").import_torchft()
 gc.freeze()  # forks share the memory of what is there now: the collector would write into it
 gc.enable()

@@ -31,7 +31,7 @@ from isthmus.transport.watched_group import WatchedGroup
 Hit = Callable[[], None]  # to be called whenever the point is reached
 Wrap = Callable[[Any, str, Hit], None]  # has it called at a method of an owner
 
-STEP_SECONDS = (0.02, 0.15)  # of one inner step in the run's first and second half, until the test lets it end
+STEP_SECONDS = (0.04, 0.3)  # of one inner step in the run's first and second half, until the test lets it end
 
 
 def before(owner: Any, name: str, hit: Hit) -> None:
@@ -204,4 +204,4 @@ def work(folder: Path, rank: int, resume: bool, deaths: list[tuple[str, int]]) -
 
 
 if __name__ == "__main__":
-    work(Path(sys.argv[1]), int(sys.argv[2]), resume=sys.argv[3] == "resume", deaths=[])
+    work(Path(sys.argv[1]), int(sys.argv[2]), resume=False, deaths=[])

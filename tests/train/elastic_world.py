@@ -31,11 +31,11 @@ CONFIG: dict[str, Any] = {
     "data": {"type": "text", "source": str(ROOT / "src/isthmus/core")},
     "inner": {"batch_size": 2, "optimizer": {"type": "adamw"}},
     "outer": {
-        "schedule": {"local_steps": 10, "num_fragments": 1, "warm_start_steps": 0},
+        "schedule": {"local_steps": 5, "num_fragments": 1, "warm_start_steps": 0},
         "split": "whole",
         "hash_every": 1,
     },
-    "train": {"workers": 3, "steps": 400, "eval_every": 0, "eval_batches": 1, "checkpoint_every": 50},
+    "train": {"workers": 3, "steps": 200, "eval_every": 0, "eval_batches": 1, "checkpoint_every": 25},
 }
 TRANSPORT = {"type": "torchft", "min_workers": 2, "sync_budget_seconds": BUDGET_SECONDS}
 Deaths = list[tuple[str, int]]  # points of `dying_worker.POINTS`, and at which arrival there
@@ -62,12 +62,12 @@ class World:
         process.start()
         self.processes[rank] = process
 
-    def start_program(self, rank: int, resume: bool = False) -> None:
+    def start_program(self, rank: int) -> None:
         """A process of its own, which ends as Python ends."""
         command = [sys.executable, str(Path(__file__).with_name("dying_worker.py")), str(self.folder), str(rank)]
         with self._next_log(rank).open("wb") as log:
             self.processes[rank] = subprocess.Popen(
-                [*command, "resume" if resume else "begin"],
+                command,
                 cwd=ROOT,
                 env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"},
                 stdin=subprocess.PIPE,

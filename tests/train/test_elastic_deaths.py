@@ -56,10 +56,10 @@ def test_all_killed_while_checkpointing_go_on_from_the_checkpoint_before(tmp_pat
         for rank in range(3):
             run.start(rank, deaths=[("while checkpointing", 2)])
         run.wait_for(lambda: all(run.died(rank) for rank in range(3)))
-        assert len(list(run.run_dir.glob("checkpoints/step-00000100/worker-*.tmp"))) == 3
+        assert len(list(run.run_dir.glob("checkpoints/step-00000050/worker-*.tmp"))) == 3
         for rank in range(3):
             run.start(rank, resume=True)
         run.wait_for_end()
         for rank in range(3):
-            assert next(line for line in run.log(rank).splitlines() if line.startswith("step ")).startswith("step 60/")
+            assert next(line for line in run.log(rank).splitlines() if line.startswith("step ")).startswith("step 30/")
         run.check([0, 1, 2])

@@ -25,7 +25,7 @@ def test_told_to_leave_a_worker_leaves_and_comes_back(tmp_path):
         assert last_words.endswith(f"; come back with: RANK=1 isthmus train {run.run_dir}/config.yaml --resume")
         assert (run.run_dir / "config.yaml").exists()
         run.wait_for(lambda: run.syncs(0, peers=2) > 2)
-        run.start_program(1, resume=True)
+        run.start(1, resume=True)
         before = run.syncs(1, peers=3)
         run.wait_for(lambda: run.syncs(1, peers=3) > before + 1)
         run.wait_for_end()
