@@ -67,7 +67,7 @@ def sign(package):
 def test_the_compressor_passes_the_contract(sign, monkeypatch):
     monkeypatch.setitem(test_contract.CONFIGS, "sign", sign(block=64))
     for weights in test_contract.WEIGHTS.values():
-        test_contract.test_what_was_sent_is_what_was_averaged_and_all_get_the_same_bits("sign", weights, rounds=3)
+        test_contract.test_what_was_sent_is_what_was_averaged_and_all_get_the_same_bits("sign", weights)
         test_contract.test_identity_33_sent_bytes_are_the_formula("sign", len(weights))
     test_contract.test_own_message_and_residual_make_the_input("sign", None)
     test_contract.test_same_inputs_same_bits_over_several_rounds("sign", 3)
