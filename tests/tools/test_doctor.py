@@ -17,6 +17,8 @@ import pytest
 import torch
 import yaml
 from rich.console import Console
+from tests.launched import finish
+from tests.program import Program
 from tests.workers import CONTEXT
 from typer.testing import CliRunner
 
@@ -226,8 +228,6 @@ def test_one_worker_alone(config: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.processes
 def test_workers_on_this_machine_are_started_as_the_launcher_does(config: Path) -> None:
-    result = CliRunner().invoke(
-        app, ["doctor", str(config), "--workers", "2", "--set", "outer.transport.type=hivemind"]
-    )
-    assert result.exit_code == 0, result.output
-    assert result.output.rstrip().endswith("all is well")
+    code, out, err = finish(Program("doctor", config, "--workers", 2, "--set", "outer.transport.type=hivemind"))
+    assert code == 0, out + err
+    assert out.rstrip().endswith("all is well")

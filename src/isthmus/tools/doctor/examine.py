@@ -155,9 +155,9 @@ def doctor_on_this_machine(config: RunConfig) -> int:
     """Start `isthmus doctor` once for each worker; print what the first one has printed, and return the exit code."""
     options, num_workers = config.outer.transport, config.train.workers
     with (
+        ForkServer() as server,  # it imports while this process makes what the workers meet at
         tempfile.TemporaryDirectory(prefix="isthmus-doctor-") as name,
         assemble.transport_class(config).serve(options, Path(name)) as served,
-        ForkServer() as server,
     ):
         path, logs = Path(name) / "config.yaml", [Path(name) / f"{name_of(k)}.log" for k in range(num_workers)]
         outer = config.outer.model_copy(update={"transport": options | served})
