@@ -33,7 +33,7 @@ test: lint  ## format check, lint, types and tests
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 quick: $(READY)  ## the tests that start no other process
-	$(BIN)/pytest -n 2 --dist worksteal -m "not processes"
+	$(BIN)/pytest -n 4 --dist worksteal -m "not processes"
 
 lint: $(READY)  ## format check, ruff, the floors of the house, types
 	$(BIN)/ruff format --check $(CODE)
