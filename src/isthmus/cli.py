@@ -78,9 +78,9 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        from isthmus.tools.exit_codes import explain
+        from isthmus.tools.exit_codes import message_and_code
 
-        message, code = explain(error)
+        message, code = message_and_code(error)
     logging.getLogger("isthmus").error(" ".join(message.split()))
     sys.exit(code)
 
@@ -185,7 +185,7 @@ def profile(
     """Measure this machine with a configuration: memory, speed, FLOPs, and what a sync costs."""
     from isthmus.recipes import load_config
     from isthmus.tools.profile import profile as measure
-    from isthmus.tools.profile import show as show_profile
+    from isthmus.tools.profile import show_profile
 
     measured = measure(load_config(config, overrides or [], workers))
     if as_json:

@@ -18,7 +18,7 @@ from isthmus.models import CausalLM
 from isthmus.models.gpt_neox import GPTNeoX
 from isthmus.recipes import load_config
 from isthmus.tools.preflight import sync_bytes
-from isthmus.tools.profile import inner_step, profile, show
+from isthmus.tools.profile import inner_step, profile, show_profile
 from isthmus.tools.profile.inner_step import count_flops, try_micro_batches
 from isthmus.tools.profile.sync import model_uplink
 from isthmus.train import assemble
@@ -173,7 +173,7 @@ def test_lines_and_json(monkeypatch, capsys, path):
 
 def test_a_terminal_gets_a_table(path):
     console = Console(force_terminal=True, width=140, record=True)
-    show(profile(load_config(path, ["outer.recipe=ddp"])), console)
+    show_profile(profile(load_config(path, ["outer.recipe=ddp"])), console)
     text = console.export_text()
     assert "measured" in text
     assert "after every inner step" in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 
-def explain(error: Exception) -> tuple[str, int]:
+def message_and_code(error: Exception) -> tuple[str, int]:
     """Return message and exit code of an error that was foreseen; raise any other again, traceback and all."""
     if hasattr(error, "format_message"):  # the command line was wrong (typer brings its own click, or uses click's)
         return f"{error.format_message().rstrip('.')}; see isthmus --help", 2

@@ -69,7 +69,7 @@ def doctor(config: RunConfig, console: Console, now: Clock = time.time) -> int:
             raise TransportError("not tried, because of the rendezvous")
         reports, network = _meet(config, _report(config, checks), now)
     except (UserError, TransportError) as error:
-        show(console, {worker_name(): [*checks, Check("workers", "fail", str(error))]})
+        show_findings(console, {worker_name(): [*checks, Check("workers", "fail", str(error))]})
         return 1
     findings = {name: [Check(**check) for check in report["checks"]] for name, report in reports.items()}
     findings["all"] = compare_workers(reports, config.train.workers)
@@ -77,7 +77,7 @@ def doctor(config: RunConfig, console: Console, now: Clock = time.time) -> int:
     if network is not None:
         findings["all"] += [compare_clocks(names, network), *judge_network(names, network, sync_bytes(config), config)]
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        show(console, findings, names, network)
+        show_findings(console, findings, names, network)
     return 2 if any(check.status == "fail" for checks in findings.values() for check in checks) else 0
 
 
@@ -178,7 +178,7 @@ def doctor_on_this_machine(config: RunConfig) -> int:
     return next((code if code > 0 else 1 for code in codes if code), 0)
 
 
-def show(
+def show_findings(
     console: Console, findings: dict[str, list[Check]], names: Sequence[str] = (), network: Network | None = None
 ) -> None:
     """Print the findings by worker, the network between the workers of these names, and a verdict."""

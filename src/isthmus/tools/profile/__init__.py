@@ -1,5 +1,5 @@
 """`isthmus profile`: the memory, speed and arithmetic of a configuration on this machine, and what its syncs cost."""
 
-from isthmus.tools.profile.measure import Profile, profile, show
+from isthmus.tools.profile.measure import Profile, profile, show_profile
 
-__all__ = ["Profile", "profile", "show"]
+__all__ = ["Profile", "profile", "show_profile"]

@@ -117,7 +117,7 @@ def _configured(configured: Any, batch_size: int, tried: list[MicroBatch], faste
     return int(size)
 
 
-def show(profile: Profile, console: Console) -> None:
+def show_profile(profile: Profile, console: Console) -> None:
     """Print a profile."""
     if not console.is_terminal:
         for what, value, note in rows(profile):

@@ -22,7 +22,13 @@ from hivemind.utils.multiaddr import Multiaddr  # type: ignore[import-untyped]
 
 from isthmus.core.types import UserError
 from isthmus.transport.base import TransportError
-from isthmus.transport.hivemind.node_settings import NodeSettings, PortInUse, check_ports, explain, lock_identity
+from isthmus.transport.hivemind.node_settings import (
+    NodeSettings,
+    PortInUse,
+    check_ports,
+    describe_failure,
+    lock_identity,
+)
 
 Result = TypeVar("Result")
 Handler = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -140,9 +146,9 @@ class Node:
             except PortInUse as error:
                 patience, failure = min(connect_seconds, _PORT_SECONDS), error
             except ValidationError as error:
-                patience, failure = 0.0, explain(error, self.settings, connect_seconds)
+                patience, failure = 0.0, describe_failure(error, self.settings, connect_seconds)
             except (P2PDaemonError, RuntimeError, OSError, EOFError) as error:
-                failure = explain(error, self.settings, connect_seconds)
+                failure = describe_failure(error, self.settings, connect_seconds)
             await self._disconnect()
             await asyncio.sleep(_RETRY_SECONDS)
             if time.monotonic() > start + patience:

@@ -96,7 +96,7 @@ def lock_identity(path: Path) -> IO[bytes]:
     return identity
 
 
-def explain(error: Exception, settings: NodeSettings, seconds: float) -> UserError:
+def describe_failure(error: Exception, settings: NodeSettings, seconds: float) -> UserError:
     """Return what to do about a node that could not start or join."""
     text = str(error)
     if "failed to listen" in text or "assign requested address" in text:
