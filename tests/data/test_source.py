@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.core import UserError
-from isthmus.data import check_source
+from isthmus.data import check_source, source
 from isthmus.data.images import Images
 from isthmus.data.speech import Speech
 from isthmus.data.text import Text
@@ -119,3 +119,10 @@ def test_data_of_ones_own_need_no_check():
             raise AssertionError
 
     check_source(Own())
+
+
+def test_compiled_files_are_no_data(tmp_path):
+    (tmp_path / "__pycache__").mkdir()
+    for name in ("code.py", "__pycache__/code.cpython-311.pyc"):
+        (tmp_path / name).write_text("x")
+    assert list(source.list_files(tmp_path)) == [tmp_path / "code.py"]

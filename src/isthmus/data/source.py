@@ -177,7 +177,11 @@ def is_table(name: str) -> bool:
 
 
 def list_files(root: Path, skip: Collection[str] = ()) -> Iterator[Path]:
-    """Yield all files below `root`; not hidden ones, nor those in folders named in `skip` or behind links."""
+    """Yield all files below `root`; not hidden or compiled ones, nor those in folders named in `skip` or behind links.
+
+    What Python compiles comes and goes while a run trains on source code.
+    """
+    skip = {*skip, "__pycache__"}
     for folder, folders, names in os.walk(root, onerror=_raise):
         folders[:] = [name for name in folders if name not in skip and not name.startswith(".")]
         yield from (Path(folder, name) for name in names if not name.startswith("."))
