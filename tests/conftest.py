@@ -26,8 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests that wait for other processes: the quick ones fill the time of whoever is done first."""
-    items.sort(key=lambda item: item.get_closest_marker("processes") is None)
+    """Begin with the tests that wait, for other processes or for clocks: the others fill the time that is left."""
+    items.sort(key=lambda item: (not item.get_closest_marker("processes"), not item.get_closest_marker("waits")))
 
 
 def pytest_collection_finish() -> None:

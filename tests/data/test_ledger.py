@@ -246,6 +246,7 @@ def test_ten_thousand_commits_of_eight_workers_leave_a_small_state():
             if chance.random() < 0.5:
                 names[slot] = f"worker-{commit}"
             away[names[slot]] = commit + chance.randrange(10)
-        largest = max(largest, len(json.dumps(ledger.state_dict())))
+        if commit % 16 == 0:
+            largest = max(largest, len(json.dumps(ledger.state_dict())))
     assert ledger.samples > 10_000_000
     assert largest < 4_000  # bytes of JSON; 1,689 when this was written

@@ -13,6 +13,7 @@ from isthmus.core import SyncSchedule, UserError, split_balanced
 from isthmus.outer import Eager, KeepProgress, Mix, Offload, Replace
 from isthmus.transport.heal.fetch import fetch
 
+pytestmark = pytest.mark.waits
 SCHEDULES = {
     "blocking": {"schedule": SyncSchedule(3)},
     "warm start": {"schedule": SyncSchedule(3, warm_start_steps=4)},

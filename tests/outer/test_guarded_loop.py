@@ -47,10 +47,10 @@ def poison(at: int, value: float = math.nan, who: int = 1) -> Any:
 @pytest.mark.parametrize("refused", [None, 1, 2])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_worker_with_nan_is_left_out_and_trains_on_from_the_anchor(name: str, refused: int | None, at: int) -> None:
-    world = LocalWorld(4)
+    world = LocalWorld(3)
     if refused is not None:
         world.refuse_commit(refused)
-    workers = toy_run(world=world, steps=24, each_step=poison(at), finish=True, **METHODS[name])
+    workers = toy_run(world=world, steps=16, each_step=poison(at), finish=True, **METHODS[name])
     for worker in workers:
         assert worker.anchor.isfinite().all()
         assert worker.params.isfinite().all()
@@ -65,7 +65,7 @@ def test_a_worker_with_nan_is_left_out_and_trains_on_from_the_anchor(name: str, 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "eager"])
 def test_one_that_ran_away_is_left_out_too(name: str) -> None:
-    for worker in toy_run(4, steps=24, each_step=poison(5, 1e5), finish=True, **METHODS[name]):
+    for worker in toy_run(3, steps=16, each_step=poison(5, 1e5), finish=True, **METHODS[name]):
         assert worker.params.abs().max() < 10
         assert sum(1 in report.left_out for report in worker.reports) >= 1
         assert not worker.reports[-1].left_out

@@ -90,12 +90,12 @@ def test_every_worker_may_have_its_own_micro_batch(tmp_path):
 
 
 def test_a_signal_stops_it_and_it_goes_on_as_if_it_had_not(tmp_path, monkeypatch, logged):
-    config, run_dir = toy_config(tmp_path, "train.steps=400", "train.eval_every=100"), tmp_path / "run"
+    config, run_dir = toy_config(tmp_path, "train.steps=100", "train.eval_every=50"), tmp_path / "run"
     with monkeypatch.context() as patch:
         at_step(patch, 7, lambda trainer: signal.raise_signal(signal.SIGINT))
         part = train(config)
     assert not part["finished"]
-    assert 7 <= part["steps"] < 400
+    assert 7 <= part["steps"] < 100
     how = f"isthmus train {run_dir}/config.yaml --resume"
     assert f"stopped after step {part['steps']}; go on with: {how}" in logged.messages
     assert not summary(run_dir)["finished"]

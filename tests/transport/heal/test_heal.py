@@ -36,6 +36,7 @@ from isthmus.transport.heal.donor import StateServer
 from isthmus.transport.heal.fetch import Fetched, fetch
 from isthmus.transport.heal.snapshot import Outgoing, Snapshot
 
+pytestmark = pytest.mark.waits
 MAX_BYTES = 1 << 26
 SNAPSHOT = make_snapshot()
 REPLY_OVERHEAD = 1000  # bytes of handshake and replies on a connection, beside manifest and chunks; generous
