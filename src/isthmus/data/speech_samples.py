@@ -71,12 +71,12 @@ class SpeechShape:
             {"audio": [batch, num_samples] float32, "length": [batch] int64, of what is no padding} and, with
             transcripts, {"text": [batch, longest_text] int64}, numbers of letters padded with -100.
         """
-        longest = max(len(said) for _, said in samples) if longest_text is None else longest_text
+        longest = max(len(words) for _, words in samples) if longest_text is None else longest_text
         audio, text = torch.zeros(len(samples), self.num_samples), torch.full((len(samples), longest), _NO_LETTER)
-        for row, (sound, said) in enumerate(samples):
+        for row, (sound, words) in enumerate(samples):
             audio[row, : len(sound)] = torch.from_numpy(normalised(sound))
             if self.transcripts:
-                text[row, : len(said)] = torch.tensor(encode(said))
+                text[row, : len(words)] = torch.tensor(encode(words))
         batch = {"audio": audio, "length": torch.tensor([len(sound) for sound, _ in samples])}
         return batch | {"text": text} if self.transcripts else batch
 

@@ -108,15 +108,15 @@ class CombinedOptimizer(torch.optim.Optimizer):
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
     """Return trainable matrices and filters inside block lists, embedding tables excepted, in model order."""
-    inside = {
+    in_blocks = {
         param
         for blocks in model.modules()
         if isinstance(blocks, nn.ModuleList)
         for param in blocks.parameters()
         if param.requires_grad and param.ndim >= 2 and min(muon.matrix_shape(param)) > 1  # else it is a vector
     }
-    inside -= _embeddings(model)
-    return [param for param in model.parameters() if param in inside]
+    in_blocks -= _embeddings(model)
+    return [param for param in model.parameters() if param in in_blocks]
 
 
 def _by_mesh(params: list[nn.Parameter]) -> Iterable[list[nn.Parameter]]:

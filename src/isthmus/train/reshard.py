@@ -162,8 +162,8 @@ class Resharding:
             values = [memory.get(key) for memory in memories]
             value = next((value for value in values if value is not None), None)
             if isinstance(value, dict):
-                inside = [value or {} for value in values]
-                result[key] = self._memory(index, inside, of_fragment and key == "compressor", f"{path}{key}.")
+                parts = [value or {} for value in values]
+                result[key] = self._memory(index, parts, of_fragment and key == "compressor", f"{path}{key}.")
             elif not any(map(_holds_tensors, values)):
                 result[key] = value
             elif of_fragment and all(map(self._is_elementwise, [index] * len(values), self.there, values)):

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 import torch
 from fuzzing import mutate_bytes
 from hivemind_scenarios import LISTEN, alive, everybody, wait_for
+from tests.transport.threads import together
 from transport_contract import run_checks
 
 from isthmus.core import UserError
@@ -75,12 +75,6 @@ def three(tmp_path_factory):
     yield workers
     for each in workers:
         each.leave()
-
-
-def together(*calls):
-    """Results of calls made at the same time."""
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
 def rendezvous(*workers, wait_seconds=20):

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+from tests.transport.threads import together
 from transport_contract import CHECKS
 
 from isthmus.core import UserError
@@ -49,12 +50,6 @@ def worker(address):
     yield connect
     for each in workers:
         each.leave()
-
-
-def together(*calls):
-    """Results of calls made at the same time."""
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
 def rendezvous(*workers, wait_seconds=20):

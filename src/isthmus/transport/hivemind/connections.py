@@ -34,12 +34,12 @@ class PeerConnections:
         self.rendezvous, self.names, self.rank = rendezvous, names, rank
         self._budget = sync_budget_seconds
         self._interval = min(1.0, sync_budget_seconds / 20)
-        self._patience_rounds = round(min(10.0, sync_budget_seconds / 2) / self._interval)
+        self._max_missed = round(min(10.0, sync_budget_seconds / 2) / self._interval)
         self._others = [other for other in range(len(names)) if other != rank]
         self._out: dict[Kind, dict[int, asyncio.StreamWriter]] = {Kind.OPEN_DATA: {}, Kind.OPEN_CONTROL: {}}
         self._in: dict[Kind, dict[int, asyncio.StreamReader]] = {Kind.OPEN_DATA: {}, Kind.OPEN_CONTROL: {}}
         self._waited_for = set[int]()  # in this transfer
-        self._silent_rounds = dict.fromkeys(self._others, 0)
+        self._num_missed = dict.fromkeys(self._others, 0)
         self._left = set[int]()  # said goodbye
         self._collective = 0
         self._failure = asyncio.Future[str]()  # why these connections are over
@@ -137,15 +137,15 @@ class PeerConnections:
             self._connected.set()
 
     async def _beat(self) -> None:
-        """Send heartbeats, and count the others' silence in own rounds: an own pause must not look like their death."""
+        """Send heartbeats, and count the others' silence in own beats: an own pause must not look like their death."""
         while True:
             await asyncio.sleep(self._interval)
             self._broadcast(Frame(Kind.HEARTBEAT, self.rendezvous, self.rank))
             for rank in set(self._others) - self._left:
-                self._silent_rounds[rank] += 1
-            silent = [rank for rank, rounds in self._silent_rounds.items() if rounds > self._patience_rounds]
+                self._num_missed[rank] += 1
+            silent = [rank for rank, missed in self._num_missed.items() if missed > self._max_missed]
             if silent:
-                names, seconds = ", ".join(self.names[rank] for rank in silent), self._patience_rounds * self._interval
+                names, seconds = ", ".join(self.names[rank] for rank in silent), self._max_missed * self._interval
                 self._fail(f"{names} gave no sign of life for {seconds:.1f} s")
                 return
 
@@ -154,7 +154,7 @@ class PeerConnections:
         try:
             while True:
                 frame, text = await frames.receive_any(reader, frames.TEXT_BYTES)
-                self._silent_rounds[rank] = 0
+                self._num_missed[rank] = 0
                 if frame.kind is Kind.ABORT:
                     cause = _printable(text)
                     self._fail(f"{name} aborted: {cause}", cause)
