@@ -16,6 +16,8 @@ from isthmus.core import Registry, UserError
 from isthmus.recipes import RECIPES, load_config
 from isthmus.spec import build, complete, convert, describe, factory
 
+WRONG = "tests.recipes.wrong_parts"
+
 
 @dataclass(frozen=True)
 class Colour:
@@ -132,6 +134,16 @@ def test_a_compressor_where_a_compressor_belongs():
         ("outer.optimizer.weight_decay=.nan", "outer.optimizer.weight_decay: should be a finite number, got nan"),
         ("outer.transport.type=gloo", "gloo is a backend of torch_dist: set outer.transport.backend=gloo"),
         ("model=big", "model: expected keys and values, got 'big'"),
+        ("outer.recipe=my.recipes.mine", "(name a recipe of your own as package.module:Name)"),
+        (f"outer.recipe={WRONG}:no_recipe", f"recipe '{WRONG}:no_recipe' should return a Recipe, got [Plan("),
+        (f"outer.recipe={WRONG}:no_plan", "should be a function from a Plan to a Recipe, got <function no_plan"),
+        (f"outer.recipe={WRONG}:Nothing", "should be a function from a Plan to a Recipe, got <class"),
+        (f"outer.recipe={WRONG}:torch", "should be a function from a Plan to a Recipe, got <module"),
+        (f"outer.recipe={WRONG}:a_function", "its optimizer is {type: name, ...} or partial(Class, ...)"),
+        (f"outer.compressor.type={WRONG}:Nothing", f"compressor '{WRONG}:Nothing' is none: it has no average"),
+        (f"outer.merge.type={WRONG}:Nothing", "is none: it has no outer_gradient and no resume"),
+        (f"outer.optimizer.type={WRONG}:Nothing", "is none: it has no step and no state_dict"),
+        (f"outer.transport.type={WRONG}:Nothing", "is none: it has no join and no quorum and no commit"),
     ],
 )
 def test_a_wrong_configuration_is_one_line(override, message):
@@ -139,6 +151,11 @@ def test_a_wrong_configuration_is_one_line(override, message):
         load_config(None, [override])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_optimizer_of_a_recipe_may_be_a_class_with_arguments():
+    optimizer = load_config(None, [f"outer.recipe={WRONG}:a_class_and_arguments"]).outer.optimizer
+    assert (optimizer["type"], optimizer["lr"], optimizer["momentum"]) == ("sgd", 0.25, 0.5)
 
 
 @pytest.mark.parametrize("recipe", RECIPES.names())

@@ -72,6 +72,8 @@ def main() -> None:
     # Workers share the cores: threads that spin while they wait would slow all of them down, many times over.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost peer is our own line, not a C++ stack trace
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # as `python -m isthmus` does: parts of one's own are named by import paths
     log.set_up()
     try:
         sys.exit(app(standalone_mode=False))
@@ -168,6 +170,8 @@ def show(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = 
     for fragment, count in sync_bytes(loaded).items():
         table.add_row(fragment, readable_bytes(count), f"{count:,}")
     console.print(table)
+    if loaded.train.workers == 1:
+        console.print("one worker alone sends nothing: --workers 2 shows what two would send")
     table = Table("part", "import path", box=SIMPLE_HEAD)
     for part, path in import_paths(loaded).items():
         table.add_row(part, path)

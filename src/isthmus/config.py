@@ -32,7 +32,9 @@ from isthmus.transport import TRANSPORTS
 from isthmus.transport.base import readable_message
 
 OUTER_OPTIMIZERS = Registry(
-    "outer optimizer", {"sgd": "torch.optim:SGD", "adam": "torch.optim:Adam", "adamw": "torch.optim:AdamW"}
+    "outer optimizer",
+    {"sgd": "torch.optim:SGD", "adam": "torch.optim:Adam", "adamw": "torch.optim:AdamW"},
+    methods=("step", "state_dict"),
 )
 
 DEFAULTS = {  # what a configuration need not say, below the recipe and beside the defaults of fields

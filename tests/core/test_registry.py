@@ -28,3 +28,9 @@ def test_what_cannot_be_imported_is_said_in_one_line() -> None:
         CODES.get("missing")
     with pytest.raises(UserError, match="cannot be imported"):
         CODES.get("collections:Nothing")
+
+
+def test_what_cannot_do_what_its_kind_does_is_refused() -> None:
+    sized = Registry("shelf", {"ordered": "collections:OrderedDict"}, methods=("keys", "sort"))
+    with pytest.raises(UserError, match="shelf 'ordered' is none: it has no sort"):
+        sized.get("ordered")

@@ -161,6 +161,14 @@ def test_what_a_worker_finds_wrong_is_the_launchers_error(config, start, tmp_pat
     assert "step" in out
 
 
+@pytest.mark.processes
+def test_an_exception_is_named_and_not_what_was_printed_after_it(config, start, tmp_path):
+    code, _, err = finish(start(config, "--set", "outer.compressor.type=tests.recipes.wrong_parts:Crash"))
+    assert code == 1
+    assert re.match(r"error: worker [01] failed: ValueError: a bug of my own; all of it: ", err)
+    assert "a library says goodbye" in (tmp_path / "run/logs/worker-0.log").read_text().splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("override", "message"), [("data.source=./nowhere", "does not exist"), ("inner.optimizer.lr=nan", "finite")]
 )

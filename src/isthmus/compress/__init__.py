@@ -20,6 +20,7 @@ COMPRESSORS = Registry(
         "norm_clip": "isthmus.compress.robust:NormClip",
         "centred_clip": "isthmus.compress.robust:CentredClip",
     },
+    methods=("average",),
 )
 
 __all__ = ["COMPRESSORS", "Cast", "Codec", "Compressor", "NotFinite"]

@@ -1,6 +1,7 @@
 """From a name or an import path to a component, and back to its name."""
 
 import difflib
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -17,11 +18,17 @@ class Registry:
     """Names of one kind of component, each standing for an import path "package.module:Attribute".
 
     Nothing is imported before it is asked for, so a table may name parts whose libraries are optional.
+
+    Args:
+        kind: of component, for error messages.
+        paths: by name.
+        methods: what every component of this kind can do.
     """
 
-    def __init__(self, kind: str, paths: dict[str, str]) -> None:
+    def __init__(self, kind: str, paths: dict[str, str], methods: tuple[str, ...] = ()) -> None:
         self.kind = kind
         self.paths = paths
+        self.methods = methods
 
     def names(self) -> list[str]:
         """Return all registered names."""
@@ -31,14 +38,22 @@ class Registry:
         """Return the component called `name`; `name` may itself be an import path "package.module:Attribute"."""
         path = self.paths.get(name, name)
         if ":" not in path:
-            raise UserError(f"unknown {self.kind} {name!r}: {nearest(name, self.names())}")
+            own = f"name a {self.kind} of your own as package.module:Name"
+            raise UserError(f"unknown {self.kind} {name!r}: {nearest(name, self.names())} ({own})")
         module, attribute = path.split(":", 1)
         try:
-            return getattr(import_module(module), attribute)
+            component = getattr(import_module(module), attribute)
         except (ImportError, AttributeError) as error:
             raise UserError(f"{self.kind} {name!r} cannot be imported: {error}") from error
+        missing = [method for method in self.methods if not callable(getattr(component, method, None))]
+        if missing:
+            raise UserError(f"{self.kind} {name!r} is none: it has no {' and no '.join(missing)}")
+        return component
 
     def name_of(self, component: type) -> str:
         """Return the registered name of a class, or its import path."""
-        path = f"{component.__module__}:{component.__qualname__}"
-        return next((name for name, known in self.paths.items() if known == path), path)
+        for name, path in self.paths.items():
+            module, attribute = path.split(":", 1)
+            if getattr(sys.modules.get(module), attribute, None) is component:
+                return name
+        return f"{component.__module__}:{component.__qualname__}"

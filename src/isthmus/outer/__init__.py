@@ -17,6 +17,7 @@ MERGES = Registry(
         "eager": "isthmus.outer.merge:Eager",
         "keep_progress": "isthmus.outer.merge:KeepProgress",
     },
+    methods=("outer_gradient", "resume"),
 )
 
 __all__ = [

@@ -1,5 +1,6 @@
 """`attach` is the way to a recipe in a training loop of one's own."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any, TypedDict
@@ -13,7 +14,7 @@ from isthmus.config import OUTER_OPTIMIZERS, try_optimizer
 from isthmus.core import Registry, State, UserError, nearest
 from isthmus.outer import MERGES, Merge, Offload, OuterLoop
 from isthmus.outer.state import OuterOptimizer
-from isthmus.recipes.base import RECIPES, Plan, Recipe
+from isthmus.recipes.base import Plan, Recipe, make_recipe
 from isthmus.recipes.wrapping import refuse_shared_gradients, refuse_wrapping_later
 from isthmus.spec import Spec, build, complete, convert, factory
 from isthmus.transport import TRANSPORTS, Drift, Transport
@@ -87,7 +88,7 @@ def attach(
         convert(local_steps, PositiveInt | None, "local_steps"),
         kind.limits.elastic,
     )
-    method = _override(_make_recipe(recipe, plan), overrides)
+    method = _override(make_recipe(recipe, plan), overrides)
     if spec is not None:
         shared_config = _shared_config(method, plan, state_dict)
         given = {"shared_config": shared_config, "expected_workers": num_workers, "ranks_per_worker": ranks_per_worker}
@@ -108,7 +109,8 @@ def _check(model: Any, state_dict: Any, overrides: Overrides) -> None:
     """Refuse what is no model, no state of an outer loop, or no argument of `attach`."""
     for name in overrides:
         if name not in Overrides.__annotations__:
-            raise UserError(f"attach has no argument {name!r}: {nearest(name, list(Overrides.__annotations__))}")
+            known = [*inspect.signature(attach).parameters, *Overrides.__annotations__]
+            raise UserError(f"attach has no argument {name!r}: {nearest(name, known)}")
     if not isinstance(model, nn.Module):
         raise UserError(f"attach: the model should be a torch.nn.Module, got {type(model).__name__}")
     if not any(param.requires_grad for param in model.parameters()):
@@ -126,15 +128,6 @@ def _num_workers(kind: Any, ranks_per_worker: int) -> int:
         raise UserError("attach: num_workers is missing: where workers come and go, say how many the run begins with")
     started = find_world()[1] // ranks_per_worker
     return max(1, started, known if isinstance(known, int) else 1)
-
-
-def _make_recipe(recipe: str | Recipe | Callable[[Plan], Recipe], plan: Plan) -> Recipe:
-    if isinstance(recipe, Recipe):
-        return recipe
-    made = (RECIPES.get(recipe) if isinstance(recipe, str) else recipe)(plan)
-    if not isinstance(made, Recipe):
-        raise UserError(f"attach: recipe {recipe!r} should return a Recipe, got {type(made).__name__}")
-    return made
 
 
 def _shared_config(method: Recipe, plan: Plan, state_dict: State | None) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """A recipe is a function from a plan to an expression of values."""
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +67,25 @@ class Recipe:
 
 _NAMES = ("ddp", "diloco", "opendiloco", "streaming", "eager", "dilocox", "dct_momentum", "sparseloco", "muloco")
 RECIPES = Registry("recipe", {name: f"isthmus.recipes.{name}:{name}" for name in _NAMES})
+
+
+def make_recipe(recipe: str | Recipe | Callable[[Plan], Recipe], plan: Plan) -> Recipe:
+    """Return the recipe of this name, or what a function makes of the plan.
+
+    Raises:
+        UserError: it is no function of a `Plan`, or returns no `Recipe`.
+    """
+    if isinstance(recipe, Recipe):
+        return recipe
+    function = RECIPES.get(recipe) if isinstance(recipe, str) else recipe
+    try:
+        inspect.signature(function).bind(plan)
+    except (TypeError, ValueError):
+        raise UserError(f"recipe {recipe!r} should be a function from a Plan to a Recipe, got {function!r}") from None
+    made = function(plan)
+    if not isinstance(made, Recipe):
+        raise UserError(f"recipe {recipe!r} should return a Recipe, got {made!r}")
+    return made
 
 
 def _put_anchors(fragments: list[Fragment], state_dict: State, replicated: bool) -> None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import yaml
 from pydantic import PositiveInt
 
 from isthmus.compress import COMPRESSORS
-from isthmus.config import DEFAULTS, RunConfig, TrainConfig, parse
+from isthmus.config import DEFAULTS, OUTER_OPTIMIZERS, RunConfig, TrainConfig, parse
 from isthmus.core import UserError
 from isthmus.outer import MERGES
-from isthmus.recipes.base import RECIPES, Plan, Recipe
+from isthmus.recipes.base import Plan, Recipe, make_recipe
 from isthmus.spec import convert, describe
 from isthmus.transport import TRANSPORTS
 
@@ -53,8 +54,8 @@ def load_config(
         if not isinstance(values, Mapping):
             raise UserError(f"{section}: expected keys and values, got {values!r}")
     name = convert(asked["outer"]["recipe"], str, "outer.recipe")
-    recipe = RECIPES.get(name)(_plan(asked))
-    derived = _layer(recipe)
+    recipe = make_recipe(name, _plan(asked))
+    derived = _layer(name, recipe)
     if resume:
         run_dir = asked["train"].get("run_dir", TrainConfig.model_fields["run_dir"].default)
         derived = merge(derived, _derived_at_begin(Path(str(run_dir)), name, derived))
@@ -75,13 +76,20 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Layer:
     return merged
 
 
-def _layer(recipe: Recipe) -> Layer:
+def _layer(name: str, recipe: Recipe) -> Layer:
     """Return what a recipe decides, as a layer of the configuration."""
+    optimizer = recipe.optimizer
+    if isinstance(optimizer, partial) and isinstance(optimizer.func, type) and not optimizer.args:
+        optimizer = {"type": OUTER_OPTIMIZERS.name_of(optimizer.func), **optimizer.keywords}
+    if not isinstance(optimizer, dict):
+        raise UserError(
+            f"recipe {name!r}: in a configuration its optimizer is {{type: name, ...}} or partial(Class, ...)"
+        )
     outer = {
         "schedule": recipe.schedule and asdict(recipe.schedule),
         "compressor": describe(COMPRESSORS, recipe.compressor),
         "merge": describe(MERGES, recipe.merge),
-        "optimizer": recipe.optimizer,
+        "optimizer": optimizer,
         "split": recipe.split,
     }
     return {"outer": outer, "inner": recipe.inner}
@@ -122,7 +130,7 @@ def _read_file(path: str | os.PathLike[str]) -> Layer:
     except UnicodeDecodeError:
         raise UserError(f"{str(path)!r} is not text in UTF-8 (UTF-16, perhaps): save it as UTF-8") from None
     except OSError as error:
-        raise UserError(f"cannot read the configuration {str(path)!r}: {error.strerror}") from None
+        raise UserError(f"cannot read the configuration {str(path)!r}: {error.strerror}; give a YAML file") from None
     except yaml.YAMLError as error:
         raise UserError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -209,7 +209,19 @@ def follow_stdin() -> None:
 
 
 def _last_words(log: Path) -> str:
-    """Return the last error line of a log, else its last line."""
+    """Return the last error line of a log, else its last exception, else its last line."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (errors or lines or ["it said nothing"])[-1]
+    return (errors or _exceptions(lines) or lines or ["it said nothing"])[-1]
+
+
+def _exceptions(lines: Iterable[str]) -> list[str]:
+    """Return what the tracebacks in a log end with, each without what torchrun puts before it."""
+    found, prefix = [], None
+    for line in lines:
+        if "Traceback (most recent call last)" in line:
+            prefix = line.partition("Traceback")[0]
+        elif prefix is not None and not line.removeprefix(prefix).startswith(" "):
+            found.append(line.removeprefix(prefix))
+            prefix = None
+    return found

@@ -11,6 +11,7 @@ TRANSPORTS = Registry(
         "torch_dist": "isthmus.transport.torch_dist:TorchDist",
         "torchft": "isthmus.transport.torchft.transport:TorchFTTransport",
     },
+    methods=("join", "quorum", "commit", "leave"),
 )
 
 __all__ = ["TRANSPORTS", "Drift", "PeerLost", "Transport", "TransportError", "TransportLimits"]

@@ -1,0 +1,38 @@
+"""What somebody could take for parts of a method, and what a recipe may hold beside specs."""
+
+import atexit
+from functools import partial
+
+import torch
+
+from isthmus.compress import Cast
+from isthmus.core import Peers, State, SyncSchedule, Tensors
+from isthmus.recipes.base import Plan, Recipe
+
+
+class Crash(Cast):
+    """It fails at its first sync, and what it uses has a last word."""
+
+    def average(self, tensors: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
+        atexit.register(print, "a library says goodbye")
+        raise ValueError("a bug of my own")
+
+
+class Nothing:
+    """It can do nothing."""
+
+
+def no_recipe(plan: Plan) -> list[Plan]:
+    return [plan]
+
+
+def no_plan() -> Recipe:
+    return Recipe(SyncSchedule(5))
+
+
+def a_class_and_arguments(plan: Plan) -> Recipe:
+    return Recipe(SyncSchedule(5), optimizer=partial(torch.optim.SGD, lr=0.25, momentum=0.5))
+
+
+def a_function(plan: Plan) -> Recipe:
+    return Recipe(SyncSchedule(5), optimizer=lambda params: torch.optim.SGD(params, lr=0.25))
