@@ -131,6 +131,7 @@ def test_show_counts_the_bytes_of_each_sync(monkeypatch, capsys, config, workers
     _, rest = shown(monkeypatch, capsys, config, "--workers", workers)
     expected = ring_bytes(4 * PARAMETERS, workers) + (workers - 1) * OVERHEAD_BYTES
     assert f" {expected:,} " in rest
+    assert ("--workers 2 shows what two would send" in rest) == (workers == 1)
     _, rest = shown(monkeypatch, capsys, config, "--workers", workers, "--set", "outer.recipe=ddp")
     assert f" {ring_bytes(4 * PARAMETERS, workers):,} " in rest
 

@@ -140,10 +140,26 @@ def test_a_compressor_where_a_compressor_belongs():
         (f"outer.recipe={WRONG}:Nothing", "should be a function from a Plan to a Recipe, got <class"),
         (f"outer.recipe={WRONG}:torch", "should be a function from a Plan to a Recipe, got <module"),
         (f"outer.recipe={WRONG}:a_function", "its optimizer is {type: name, ...} or partial(Class, ...)"),
-        (f"outer.compressor.type={WRONG}:Nothing", f"compressor '{WRONG}:Nothing' is none: it has no average"),
-        (f"outer.merge.type={WRONG}:Nothing", "is none: it has no outer_gradient and no resume"),
-        (f"outer.optimizer.type={WRONG}:Nothing", "is none: it has no step and no state_dict"),
-        (f"outer.transport.type={WRONG}:Nothing", "is none: it has no join and no quorum and no commit"),
+        (
+            f"outer.recipe={WRONG}:no_dataclass",
+            "cannot be written into a configuration as compressor: make it a dataclass",
+        ),
+        (
+            f"outer.compressor.type={WRONG}:Nothing",
+            f"'{WRONG}:Nothing' cannot be used as compressor: it has no method average",
+        ),
+        (
+            f"outer.merge.type={WRONG}:Nothing",
+            "cannot be used as merge: it has no method outer_gradient and no method resume",
+        ),
+        (
+            f"outer.optimizer.type={WRONG}:Nothing",
+            "cannot be used as outer optimizer: it has no method step and no method state_dict",
+        ),
+        (
+            f"outer.transport.type={WRONG}:Nothing",
+            "cannot be used as transport: it has no method join and no method quorum",
+        ),
     ],
 )
 def test_a_wrong_configuration_is_one_line(override, message):

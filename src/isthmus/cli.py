@@ -72,8 +72,8 @@ def main() -> None:
     # Workers share the cores: threads that spin while they wait would slow all of them down, many times over.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost peer is our own line, not a C++ stack trace
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # as `python -m isthmus` does: parts of one's own are named by import paths
+    if not sys.flags.safe_path:
+        sys.path.append("")  # the present folder, where parts of one's own are found as by `python -m isthmus`
     log.set_up()
     try:
         sys.exit(app(standalone_mode=False))

@@ -33,6 +33,8 @@ def factory(registry: Registry, spec: Mapping[str, Any], *given: str) -> partial
 
 def describe(registry: Registry, value: Any) -> Spec:
     """Return the spec of a component that is a dataclass: the inverse of `build`."""
+    if not is_dataclass(value):
+        raise UserError(f"{value!r} cannot be written into a configuration as {registry.kind}: make it a dataclass")
     values = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
     described = {name: describe(registry, item) if is_dataclass(item) else item for name, item in values.items()}
     return {"type": registry.name_of(type(value))} | described

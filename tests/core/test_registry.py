@@ -32,5 +32,5 @@ def test_what_cannot_be_imported_is_said_in_one_line() -> None:
 
 def test_what_cannot_do_what_its_kind_does_is_refused() -> None:
     sized = Registry("shelf", {"ordered": "collections:OrderedDict"}, methods=("keys", "sort"))
-    with pytest.raises(UserError, match="shelf 'ordered' is none: it has no sort"):
+    with pytest.raises(UserError, match="'ordered' cannot be used as shelf: it has no method sort"):
         sized.get("ordered")

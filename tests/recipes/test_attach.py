@@ -147,6 +147,7 @@ def test_a_recipe_of_ones_own() -> None:
     ("options", "message"),
     [
         ({"compresor": Cast()}, "attach has no argument 'compresor': did you mean 'compressor'?"),
+        ({"local_step": 5}, "attach has no argument 'local_step': did you mean 'local_steps'?"),
         ({"compressor": "flote4"}, "unknown compressor 'flote4': did you mean 'float4'?"),
         ({"compressor": Float4}, "compressor: expected an instance, a name or {type: name, ...} with one of cast, "),
         ({"compressor": {"type": "float4", "format": "E5"}}, "compressor.format: should be 'E3M0'"),

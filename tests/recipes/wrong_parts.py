@@ -11,7 +11,7 @@ from isthmus.recipes.base import Plan, Recipe
 
 
 class Crash(Cast):
-    """It fails at its first sync, and what it uses has a last word."""
+    """A compressor that fails at its first sync; something is printed after its exception."""
 
     def average(self, tensors: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
         atexit.register(print, "a library says goodbye")
@@ -19,7 +19,7 @@ class Crash(Cast):
 
 
 class Nothing:
-    """It can do nothing."""
+    """A class without a method."""
 
 
 def no_recipe(plan: Plan) -> list[Plan]:
@@ -28,6 +28,10 @@ def no_recipe(plan: Plan) -> list[Plan]:
 
 def no_plan() -> Recipe:
     return Recipe(SyncSchedule(5))
+
+
+def no_dataclass(plan: Plan) -> Recipe:
+    return Recipe(SyncSchedule(5), compressor=Nothing())  # type: ignore[arg-type]
 
 
 def a_class_and_arguments(plan: Plan) -> Recipe:

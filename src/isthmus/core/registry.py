@@ -22,7 +22,7 @@ class Registry:
     Args:
         kind: of component, for error messages.
         paths: by name.
-        methods: what every component of this kind can do.
+        methods: which every component of this kind has.
     """
 
     def __init__(self, kind: str, paths: dict[str, str], methods: tuple[str, ...] = ()) -> None:
@@ -47,7 +47,9 @@ class Registry:
             raise UserError(f"{self.kind} {name!r} cannot be imported: {error}") from error
         missing = [method for method in self.methods if not callable(getattr(component, method, None))]
         if missing:
-            raise UserError(f"{self.kind} {name!r} is none: it has no {' and no '.join(missing)}")
+            raise UserError(
+                f"{name!r} cannot be used as {self.kind}: it has no method {' and no method '.join(missing)}"
+            )
         return component
 
     def name_of(self, component: type) -> str:

@@ -1,6 +1,5 @@
 """`attach` is the way to a recipe in a training loop of one's own."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any, TypedDict
@@ -109,7 +108,7 @@ def _check(model: Any, state_dict: Any, overrides: Overrides) -> None:
     """Refuse what is no model, no state of an outer loop, or no argument of `attach`."""
     for name in overrides:
         if name not in Overrides.__annotations__:
-            known = [*inspect.signature(attach).parameters, *Overrides.__annotations__]
+            known = [*attach.__annotations__.keys() - {"return", "overrides"}, *Overrides.__annotations__]
             raise UserError(f"attach has no argument {name!r}: {nearest(name, known)}")
     if not isinstance(model, nn.Module):
         raise UserError(f"attach: the model should be a torch.nn.Module, got {type(model).__name__}")
