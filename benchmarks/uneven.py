@@ -13,20 +13,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import distributed as dist
 
 from benchmarks.results import write
 from benchmarks.wan.hosts import launch
-from isthmus.transport.send_recv import SendRecv
+from isthmus.transport.torch_dist import TorchDist
 
 OUTPUT = Path("runs/uneven").absolute()
 MBIT = 10.0  # a float32 all-reduce takes about 4 s
@@ -75,21 +72,20 @@ def two_shots(shares: str, link: str) -> dict[str, Any]:
 
 def be_worker(result: Path, shares: list[float]) -> None:
     """Average `TURNS` times; write the seconds of each."""
-    dist.init_process_group("gloo", timeout=timedelta(minutes=5))
-    rank, size = dist.get_rank(), dist.get_world_size()
-    parts = [round(MESSAGE_BYTES * share) for share in shares]
-    message = torch.zeros(sum(parts), dtype=torch.uint8)
-    received = torch.empty(size, parts[rank], dtype=torch.uint8)
-    group = dist.distributed_c10d._get_default_group()
+    transport = TorchDist()
+    transport.join(None)
+    peers = transport.quorum(0)
+    parts = [[torch.zeros(round(MESSAGE_BYTES * share), dtype=torch.uint8)] for share in shares]
+    largest = torch.zeros(round(MESSAGE_BYTES * max(shares)), dtype=torch.uint8)
     seconds = []
     for _ in range(TURNS):
-        dist.barrier()
+        peers.all_gather([torch.zeros(1)])  # all begin at once
         begin = time.perf_counter()
-        SendRecv(group, rank, message.split(parts), list(received), 60).wait()
-        SendRecv(group, rank, [received[0]] * size, message.split(parts), 60).wait()
+        peers.all_to_all(parts)
+        peers.all_gather([largest])
         seconds.append(time.perf_counter() - begin)
     result.write_text(json.dumps(seconds))
-    os._exit(0)
+    transport.leave()
 
 
 def main() -> None:
@@ -113,7 +109,7 @@ def main() -> None:
             rows.append([name, link, f"{statistics.median(seconds) * H:.2f} s", speed])
     notes = [
         f"{HOSTS} workers on network namespaces, {MBIT:g} Mbit/s each, in `uneven` one {MBIT / SLOW:g} Mbit/s",
-        f"two shots: {MESSAGE_BYTES / 1e6:.2f} MB by transport/send_recv.py, the slowest worker, median of {TURNS}",
+        f"two shots: {MESSAGE_BYTES / 1e6:.2f} MB over the link, the slowest worker, median of {TURNS}",
         f"recipes: benchmarks/wan/wan.yaml, seconds of H = {H} steps, median of {repeats} runs; speed: against workers "
         "who send nothing, in the same turn, median and range",
     ]

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing_extensions import override
 
 from isthmus.transport.base import TransportError
-from isthmus.transport.elastic.membership import MemberInfo, Membership, Rendezvous
+from isthmus.transport.elastic.member_info import MemberInfo
+from isthmus.transport.elastic.membership import Membership, Rendezvous
+from isthmus.transport.link_end import LinkEnd
 from isthmus.transport.local import Local, LocalWorld
 from isthmus.transport.peers import BufferPeers
 
@@ -106,7 +108,7 @@ class LocalMembership(Membership):
         self.server, self.name, self._disturb = server, name, disturb
 
     @override
-    def connect(self) -> None:
+    def connect(self, link: LinkEnd) -> None:
         self.server.connect(self.name)
 
     @override

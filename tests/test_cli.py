@@ -106,6 +106,18 @@ def test_an_unforeseen_error_keeps_its_traceback(monkeypatch, config):
         main()
 
 
+def test_identity_makes_a_key_once(monkeypatch, capsys, tmp_path):
+    path = tmp_path / "worker.key"
+    for _ in range(2):
+        assert isthmus(monkeypatch, "identity", path) == 0
+    first, second = capsys.readouterr().out.split()
+    assert first == second
+    assert first.startswith("ed25519:")
+    assert path.stat().st_mode & 0o077 == 0
+    assert isthmus(monkeypatch, "identity", tmp_path / "no folder" / "key") == 2
+    assert "cannot be written (No such file or directory): choose another path" in capsys.readouterr().err
+
+
 def test_help_is_no_error(monkeypatch, capsys):
     assert isthmus(monkeypatch, "--help") == 0
     out = capsys.readouterr().out

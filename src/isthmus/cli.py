@@ -1,4 +1,4 @@
-"""The command line: demo, train, launch, show, profile, doctor, export, lighthouse, dht."""
+"""The command line: demo, train, launch, show, profile, doctor, export, identity, lighthouse, dht."""
 
 from __future__ import annotations
 
@@ -226,6 +226,16 @@ def export(
     print(f"{to} holds the model after step {step}: model.safetensors, config.json, README.md")
     if repo:
         print(f"uploaded to {push(to, repo, token)}")
+
+
+@app.command()
+def identity(path: Annotated[Path, typer.Argument(help="The file of the key; one that is there stays.")]) -> None:
+    """Make a worker's key, and print its fingerprint: a line for the file that outer.transport.trusted names."""
+    from isthmus.link import Identity
+
+    if not path.exists():
+        Identity.generate().save(path)
+    print(Identity.load(path).fingerprint)
 
 
 @app.command()

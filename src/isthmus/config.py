@@ -135,7 +135,7 @@ class OuterConfig(Section):
     merge: Annotated[Spec, _component(MERGES, "outer.merge")] | None = None
     optimizer: Annotated[Spec, BeforeValidator(_read_outer_optimizer)] | None = None
     split: Annotated[str, AfterValidator(_known_split)] = "whole"
-    hash_every: NonNegativeInt = 10  # syncs between two comparisons of the anchors' hash
+    hash_every: NonNegativeInt = 10  # rounds between two comparisons of a fragment's hash
     # where outer state stays between syncs; None: on the model's device
     offload: Annotated[str | None, AfterValidator(lambda name: Offload(name).device)] = None
 

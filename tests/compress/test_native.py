@@ -113,6 +113,21 @@ def test_several_processes_compile_at_once(tmp_path, monkeypatch):
     assert len(list((tmp_path / "isthmus").iterdir())) == 1
 
 
+@pytest.mark.parametrize("whose", ["isthmus", "isthmus/kernels.so"])
+def test_what_others_can_write_is_not_run(whose, tmp_path, monkeypatch, logged):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native._library.cache_clear()
+    assert native._library() is not None
+    (kernels,) = (tmp_path / "isthmus").iterdir()
+    (tmp_path / "isthmus" if whose == "isthmus" else kernels).chmod(0o777)
+    native._library.cache_clear()
+    try:
+        assert native._library() is None
+        assert "can be written by them: own it, and chmod go-w" in logged.text
+    finally:
+        native._library.cache_clear()
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("broken", ["no compiler", "broken compiler", "broken cache"])
 def test_without_a_compiler_torch_does_the_work(broken, tmp_path, monkeypatch):

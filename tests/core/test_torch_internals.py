@@ -9,7 +9,6 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,13 +30,10 @@ TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 """
 
 
-def make_groups(store, timeout_seconds=10.0, host="127.0.0.1"):
-    def make(rank):
-        timeout = timedelta(seconds=timeout_seconds)
-        return torch_internals.make_gloo_group(store, rank, 2, host, timeout)
-
+def make_groups(store, timeout_seconds=10.0):
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(make, range(2)))
+        timeout = timedelta(seconds=timeout_seconds)
+        return list(pool.map(lambda rank: dist.ProcessGroupGloo(store, rank, 2, timeout), range(2)))
 
 
 @pytest.mark.processes
@@ -53,31 +49,17 @@ def test_skip_reverse_lookups_leaves_one_that_fails_and_is_the_last():
     assert ended.stderr.count("The hostname of the client socket cannot be retrieved") == 1
 
 
-def test_make_gloo_group_needs_no_world_and_sums():
-    assert not dist.is_initialized()
-    groups = make_groups(HashStore())
-    values = [torch.tensor([1.0]), torch.tensor([2.0])]
-    works = [group.allreduce([value]) for group, value in zip(groups, values, strict=True)]
-    for work in works:
-        work.wait()
-    assert values == [torch.tensor([3.0])] * 2
-    assert [group.rank() for group in groups] == [0, 1]
-
-
-def test_keep_alive_and_release():
+def test_keep_alive():
     group = make_groups(HashStore())[0]
     kept = weakref.ref(group)
     torch_internals.keep_alive(group)
     del group
     gc.collect()
     assert kept() is not None
-    torch_internals.release(kept())
-    gc.collect()
-    assert kept() is None
 
 
 def test_what_keep_alive_is_for_a_group_with_a_stuck_collective_blocks_whoever_frees_it():
-    """Where this fails, a version of torch frees such groups at once: `keep_alive` and `release` can go."""
+    """Where this fails, a version of torch frees such groups at once: `keep_alive` can go."""
     group, other = make_groups(HashStore(), timeout_seconds=2.0)
     work = group.allreduce([torch.zeros(1)])
     start = time.monotonic()
@@ -103,16 +85,6 @@ def test_clone_default_store():
         dist.destroy_process_group()
 
 
-def test_all_gather_single():
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    try:
-        result = torch.zeros(2)
-        torch_internals.all_gather_single(result, torch.tensor([1.0, 2.0]))
-        assert result.tolist() == [1.0, 2.0]
-    finally:
-        dist.destroy_process_group()
-
-
 def test_trees_and_dispatch():
     assert torch_internals.tree_leaves({"a": [1, (2,)], "b": 3}) == [1, 2, 3]
     assert torch_internals.tree_map_only(int, lambda leaf: leaf + 1, {"a": [1, "x"]}) == {"a": [2, "x"]}
@@ -127,10 +99,3 @@ def test_trees_and_dispatch():
     with Count():
         torch.ones(2) + 1
     assert Count.calls == 2
-
-
-def test_make_gloo_group_listens_where_it_is_told():
-    groups = make_groups(HashStore(), host="127.0.0.2")
-    lines = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
-    assert any(line.split()[1].startswith("0200007F:") for line in lines), "Linux writes addresses backwards"
-    assert len(groups) == 2

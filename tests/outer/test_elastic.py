@@ -7,13 +7,15 @@ import time
 
 import pytest
 from tests.elastic import Town, kill_at, lose
-from tests.transport.heal_world import Trickle
+from tests.transport.heal_world import SlowRecords
 
 from isthmus.core import SyncSchedule, UserError, split_balanced
 from isthmus.outer import Eager, KeepProgress, Mix, Offload, Replace
+from isthmus.transport.elastic.member import ElasticMember
 from isthmus.transport.heal.fetch import fetch
 
 pytestmark = pytest.mark.waits
+SECONDS_A_RECORD = 0.33  # of a slow joiner's way to a donor
 SCHEDULES = {
     "blocking": {"schedule": SyncSchedule(3)},
     "warm start": {"schedule": SyncSchedule(3, warm_start_steps=4)},
@@ -64,16 +66,27 @@ def test_who_needs_several_rounds_to_catch_up_is_waited_for_once(monkeypatch, ca
     caplog.set_level("INFO", "isthmus")
     seconds = []
 
-    def slow_fetch(addresses, **terms):
-        relays, begin = [Trickle(address, 700) for address in addresses], time.monotonic()
-        try:
-            return fetch([relay.address for relay in relays], **terms)
-        finally:
-            seconds.append(time.monotonic() - begin)
-            for relay in relays:
-                relay.close()
+    relays = []
 
-    monkeypatch.setattr("isthmus.transport.elastic.rank_consensus.fetch", slow_fetch)
+    def slow_dial(self, address, key):
+        if self.membership.name != "worker-2":
+            return dial(self, address, key)
+        relays.append(SlowRecords(address, SECONDS_A_RECORD))
+        return dial(self, relays[-1].address, key)
+
+    def timed_fetch(donors, **terms):
+        begin = time.monotonic()
+        try:
+            return fetch(donors, **terms)
+        finally:
+            if "worker-2" not in donors:
+                seconds.append(time.monotonic() - begin)
+                for relay in relays:
+                    relay.close()
+
+    dial = ElasticMember._dial
+    monkeypatch.setattr(ElasticMember, "_dial", slow_dial)
+    monkeypatch.setattr("isthmus.transport.elastic.rank_consensus.fetch", timed_fetch)
     town = Town(60, min_workers=2, expected_workers=2, grace_seconds=1.5)
     for name in ("worker-0", "worker-1"):
         town.start(name, each_step=lambda worker: time.sleep(0.05))
@@ -83,13 +96,24 @@ def test_who_needs_several_rounds_to_catch_up_is_waited_for_once(monkeypatch, ca
     town.wait(60)
     reports = {name: worker.reports for name, worker in town.workers.items()}
     assert len(seconds) == 2
-    assert min(seconds) > 3
+    assert min(seconds) > 3, seconds
     without = [report for report in reports["worker-0"] if report.num_peers == 2 and report.seconds > 1]
     assert len(without) >= 2  # rounds that the first download took; the engine's grace of 1.5 s is in them
     assert [report.num_peers for report in reports["worker-2"] if report.committed][:2] == [3, 3]
     held = [report for report in reports["worker-0"] if report.seconds > 2.5]
     assert [report.num_peers for report in held] == [3]
     assert any("for worker-2, whose link needs longer for the state than a round" in line for line in caplog.messages)
+    assert len({worker.loop.anchor_hash() for worker in town.workers.values()}) == 1
+
+
+@pytest.mark.parametrize("point", ["rendezvous", "connect", "vote"])
+def test_the_others_begin_when_one_is_killed_at_the_first_meeting(point):
+    town = Town(12, min_workers=2, expected_workers=3)
+    town.start("worker-0")
+    town.start("worker-1")
+    town.start("worker-2", kill_at(point, 1, at_once=True)).join(20)
+    town.start("worker-2")
+    town.wait()
     assert len({worker.loop.anchor_hash() for worker in town.workers.values()}) == 1
 
 

@@ -17,16 +17,17 @@ from typing import Any
 from isthmus.compress.base import Codec
 from isthmus.data.leased_batches import LeasedBatches
 from isthmus.data.ledger import Intervals, WorkerLeases, cut
+from isthmus.link import Group
 from isthmus.outer import OuterLoop
 from isthmus.outer.sync import Exchange
 from isthmus.train import checkpoint_files
 from isthmus.train.lifecycle import ReplicatedLedger
 from isthmus.train.method import Method
 from isthmus.train.trainer import Trainer
+from isthmus.transport import PeerLost, link_peers
 from isthmus.transport.elastic.transport import ElasticTransport
 from isthmus.transport.heal.download import Download
 from isthmus.transport.peers import BufferPeers
-from isthmus.transport.watched_group import WatchedGroup
 
 Hit = Callable[[], None]  # to be called whenever the point is reached
 Wrap = Callable[[Any, str, Hit], None]  # has it called at a method of an owner
@@ -63,19 +64,16 @@ def amid(kind: str, begun: bool = False) -> Wrap:
     """
 
     def wrap(owner: Any, name: str, hit: Hit) -> None:
-        run, inside = WatchedGroup.run, list[bool]()
+        start, inside = link_peers.start, list[bool]()
 
-        def watched(group: WatchedGroup, what: str, start: Any) -> None:
-            def begin(process_group: Any) -> Any:
-                here = inside and what.startswith(f"{kind} of ")
-                if here and not begun:
-                    hit()
-                work = start(process_group)
-                if here and begun:
-                    hit()
-                return work
-
-            run(group, what, begin)
+        def watched(group: Group, what: str, *arguments: Any) -> int:
+            here = inside and what.startswith(f"{kind} of ")
+            if here and not begun:
+                hit()
+            number = start(group, what, *arguments)
+            if here and begun:
+                hit()
+            return number
 
         original = getattr(owner, name)
 
@@ -86,7 +84,7 @@ def amid(kind: str, begun: bool = False) -> Wrap:
             finally:
                 inside.pop()
 
-        WatchedGroup.run = watched
+        link_peers.start = watched
         setattr(owner, name, wrapped)
 
     return wrap
@@ -144,7 +142,7 @@ class Witness:
         """From here on."""
         read, commit = LeasedBatches.__next__, ReplicatedLedger.commit
         step, note = Trainer._train_step, Trainer._note
-        give_up = WatchedGroup._give_up
+        finish = link_peers.finish
 
         def read_and_tell(stream: LeasedBatches) -> Any:
             leases, first = stream._leases.leases, stream.uncommitted
@@ -171,13 +169,16 @@ class Witness:
             for report in reports:
                 self.write(committed=report.committed, peers=report.num_peers, seconds=report.seconds)
 
-        def give_up_and_tell(group: WatchedGroup, what: str, *why: Any) -> Any:
-            self.write(broken=what)
-            return give_up(group, what, *why)
+        def finish_and_tell(group: Group, what: str, *arguments: Any) -> None:
+            try:
+                finish(group, what, *arguments)
+            except PeerLost:
+                self.write(broken=what)
+                raise
 
         LeasedBatches.__next__, ReplicatedLedger.commit = read_and_tell, commit_and_tell
         Trainer._train_step, Trainer._note = step_and_tell, note_and_tell
-        WatchedGroup._give_up = give_up_and_tell
+        link_peers.finish = finish_and_tell
 
 
 def positions(leases: Intervals, first: int, last: int) -> list[int]:

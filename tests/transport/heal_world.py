@@ -4,19 +4,21 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from isthmus.transport.heal.channel import Channel, shut_down
 from isthmus.transport.heal.donor import StateServer
+from isthmus.transport.heal.fetch import Dial
 from isthmus.transport.heal.snapshot import Outgoing, Snapshot
 
-TOKEN = "a secret"
 CHUNK_BYTES = 1 << 16
 NUM_CHUNKS = 32
-READY_BYTES = 4 + 32 + len('{"ready": true}')
-HANDSHAKE_BYTES = 15 + 32 + 32
+_RECORD_HEADER, _HANDSHAKE_RECORDS = 5, 8  # bytes; records of TLS, from the donor
+READY_BYTES = 4 + len('{"ready": true}')
 
 
 def make_snapshot(seed: int = 0, name: str = "v1") -> Snapshot:
@@ -26,13 +28,39 @@ def make_snapshot(seed: int = 0, name: str = "v1") -> Snapshot:
     return Snapshot(name, {"anchor": values, "momentum": torch.ones(5, 5), "outer_step": 3})
 
 
-def serve(provide: Callable[[float], Snapshot], token: str = TOKEN, **options) -> StateServer:
-    return StateServer("127.0.0.1", 0, token, provide, chunk_bytes=CHUNK_BYTES, **options)
+class Donor(StateServer):
+    """A donor at a port of its own, in the clear: what passes can be counted and damaged."""
+
+    def __init__(self, provide: Callable[[float], Snapshot], **options: Any) -> None:
+        super().__init__(provide, chunk_bytes=CHUNK_BYTES, **options)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "127.0.0.1:{1}".format(*self._listener.getsockname())
+        threading.Thread(target=self._accept, name="isthmus-port", daemon=True).start()
+
+    def close(self) -> None:
+        shut_down(self._listener)
+        super().close()
+
+    def _accept(self) -> None:
+        with self._listener, suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self.serve, args=[connection], name="isthmus-donor", daemon=True).start()
+
+
+def dial(address: str, seconds: float) -> socket.socket:
+    host, port = address.split(":")
+    return socket.create_connection((host, int(port)), seconds)
+
+
+def dials(*addresses: str) -> dict[str, Dial]:
+    """Donors for `fetch`, by their addresses."""
+    return {address: partial(dial, address) for address in addresses}
 
 
 def serve_until_killed(rank: int, folder: str) -> None:
     """A donor in a process of its own."""
-    donor = serve(lambda seconds: make_snapshot())
+    donor = Donor(lambda seconds: make_snapshot())
     Path(folder, "new").write_text(donor.address)
     Path(folder, "new").rename(Path(folder, "address"))
     threading.Event().wait()
@@ -40,7 +68,7 @@ def serve_until_killed(rank: int, folder: str) -> None:
 
 def manifest_end(snapshot: Snapshot) -> int:
     """Bytes that a donor has sent when the manifest is complete."""
-    return HANDSHAKE_BYTES + READY_BYTES + 4 + 32 + len(Outgoing(snapshot, CHUNK_BYTES).manifest)
+    return READY_BYTES + 4 + len(Outgoing(snapshot, CHUNK_BYTES).manifest)
 
 
 def middle_of_chunk(number: int, snapshot: Snapshot) -> int:
@@ -103,18 +131,25 @@ class Relay:
         return data[:split] + self._event(self, data[split:])
 
 
-class Trickle(Relay):
-    """A link of so many bytes a second."""
+class SlowRecords(Relay):
+    """A way on which each record of TLS takes so long, once the handshake is done."""
 
-    def __init__(self, target: str, rate: float) -> None:
+    def __init__(self, target: str, seconds: float) -> None:
         super().__init__(target, 0, lambda relay, rest: rest)
-        self._rate = rate
+        self._seconds, self._rest, self._num_records = seconds, b"", 0
 
     def _edit(self, data: bytes) -> bytes:
-        for start in range(0, len(data), 64):
-            self.closed.wait(64 / self._rate)
-            self.send(data[start : start + 64])
+        self._rest += data
+        while len(self._rest) >= _RECORD_HEADER and len(self._rest) >= (size := self._record_bytes()):
+            self._num_records += 1
+            if self._num_records > _HANDSHAKE_RECORDS:
+                self.closed.wait(self._seconds)
+            self.send(self._rest[:size])
+            self._rest = self._rest[size:]
         return b""
+
+    def _record_bytes(self) -> int:
+        return _RECORD_HEADER + int.from_bytes(self._rest[3:_RECORD_HEADER], "big")
 
 
 def die(relay: Relay, rest: bytes) -> bytes:
@@ -140,7 +175,7 @@ def flip(relay: Relay, rest: bytes) -> bytes:
 
 
 class Hostile:
-    """A donor that holds the token and says what the test wants; it ends with the first connection."""
+    """A donor that says what the test wants; it ends with the first connection."""
 
     def __init__(self, script: Callable[[Channel], None]) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -152,7 +187,7 @@ class Hostile:
         with self._listener:
             connection, _ = self._listener.accept()
         with connection, suppress(OSError):
-            channel = Channel.accept(connection, TOKEN, lambda: 30.0)
+            channel = Channel(connection, lambda: 30.0)
             channel.receive(4096)
             self._script(channel)
             while connection.recv(4096):

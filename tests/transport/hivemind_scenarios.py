@@ -8,6 +8,7 @@ from pathlib import Path
 
 import hivemind.dht.protocol
 import torch
+from links import open_link
 
 from isthmus.core import UserError
 from isthmus.transport import TransportError
@@ -25,7 +26,7 @@ def connect(rank, folder, budget):
         wait_for(addresses.exists)
     peers = addresses.read_text().split() if rank else []
     worker = HivemindMembership(f"w{rank}", "run", NodeSettings(folder / f"w{rank}.key", peers, LISTEN), budget)
-    worker.connect()
+    worker.connect(open_link())
     if rank == 0:
         (folder / "new").write_text(" ".join(worker.addresses()))
         (folder / "new").rename(addresses)

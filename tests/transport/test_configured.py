@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.transport.links import info_of, open_link
 
 from isthmus.core import UserError
 from isthmus.recipes import load_config
@@ -27,14 +28,15 @@ def test_over_torchft_it_reaches_the_lighthouse_that_launch_starts(tmp_path, gra
     with transport_class(config).serve(config.outer.transport, tmp_path) as known:
         a, b, _ = workers = [TorchFTMembership(known["lighthouse"], name) for name in ("a", "b", "straggler")]
         for worker in workers:
-            worker.connect()
+            worker.connect(open_link())
         start = time.monotonic()
         with ThreadPoolExecutor(2) as pool:
-            all_found = list(pool.map(lambda worker: worker.rendezvous({}, 20), (a, b)))
+            all_found = list(pool.map(lambda worker: worker.rendezvous(info_of(worker), 20), (a, b)))
         assert grace_seconds <= time.monotonic() - start < 4.5
         assert [list(found.members) for found in all_found] == [["a", "b"]] * 2
         for worker in workers:
             worker.leave()
+            worker.link.close()
 
 
 def test_a_grace_that_is_none_is_refused_before_anything_starts(tmp_path):

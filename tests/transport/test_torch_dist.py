@@ -35,7 +35,8 @@ def test_a_worker_lost_in_a_reduction_is_named_within_the_budget_and_the_others_
         assert lost["ranks"] == lost["again"] == [victim]
         assert f"worker {victim} (host {socket.gethostname()})" in lost["message"]
         assert "\n" not in lost["message"]
-        assert ("holds the store" in lost["message"]) == (victim == 0) or "gave up on" in lost["message"]
+        reasons = ("broke", "gave up on") if how == "SIGKILL" else ("gave no sign of life", "gave up on")
+        assert any(reason in lost["message"] for reason in reasons)
         assert lost["seconds"] < (4 if how == "SIGKILL" else BUDGET)
         assert worker.code == 3, "exit code chosen by the scenario"
         assert worker.ended_at - lost["ended_at"] < BUDGET, "a stuck collective must not hold up the exit"
@@ -135,7 +136,7 @@ def test_incomplete_environment(monkeypatch):
 
 def test_limits():
     assert TorchDist().limits.safe_to_overlap
-    assert not TorchDist(backend="nccl").limits.safe_to_overlap
+    assert TorchDist(backend="nccl").limits.safe_to_overlap
 
 
 def test_a_call_after_leaving_is_an_error(zygote):

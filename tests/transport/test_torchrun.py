@@ -12,7 +12,6 @@ PROGRAM = """
 import os, sys
 from pathlib import Path
 import torch
-import torch.distributed as dist
 from isthmus.transport.rendezvous import open_store
 from isthmus.transport.torch_dist import TorchDist
 
@@ -20,13 +19,13 @@ life = os.environ["TORCHELASTIC_RESTART_COUNT"]
 transport = TorchDist(30)
 transport.join(None)
 mean = transport.quorum(0).all_reduce_mean([torch.tensor([float(transport.rank)])])[0].item()
-store, _ = open_store()
+store = open_store()
 found = [mean, store.check(["stop"])]
 Path(sys.argv[1], f"{life}-{transport.rank}").write_text(str(found))
-dist.barrier()  # both have looked
+transport.quorum(1).all_gather([torch.zeros(1)])  # both have looked
 if life == "0":
     store.set("stop", "")
-    dist.barrier()
+    transport.quorum(2).all_gather([torch.zeros(1)])
     os._exit(1)
 transport.leave()
 """

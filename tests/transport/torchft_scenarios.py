@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import torch
+from links import info_of, open_link
 from transport_contract import run_checks
 
 from isthmus.transport import TransportError
@@ -27,18 +28,26 @@ class Everybody:
 
     def __init__(self, membership):
         self.membership, self.num_workers = membership, 0
-        self.join = lambda replica: (self.membership.connect(), self.quorum(-1))
-        self.leave, self.now = membership.leave, time.monotonic
+        self.join = lambda replica: (self.membership.connect(open_link(20)), self.quorum(-1))
+        self.now = time.monotonic
         self.commit = lambda peers, ok, fingerprint=b"": vote(peers, ok, fingerprint)
 
     def quorum(self, outer_step):
-        found = self.membership.rendezvous({"outer_step": outer_step, "contacts": [self.membership.contact]}, 20)
+        found = self.membership.rendezvous(info_of(self.membership, outer_step=outer_step), 20)
         assert all(info["outer_step"] == outer_step for info in found.members.values())
         self.num_workers = len(found.members)
         return everybody(self.membership, found)
 
+    def leave(self):
+        leave(self.membership)
+
     def wait_until(self, seconds):
         pass
+
+
+def leave(membership):
+    membership.leave()
+    membership.link.close()
 
 
 def everybody(membership, found):
@@ -66,12 +75,12 @@ def lose_a_worker(rank, victim, how, lighthouse, budget, folder):
         wait_for(lambda: not alive(pid))
         wait_for(lambda: len(list(Path(folder).glob("survivor*"))) == 2)
     membership = TorchFTMembership(lighthouse, f"w{victim if returned else rank}", budget)
-    membership.connect()
+    membership.connect(open_link(budget))
     log, refused, syncs = [], returned, 0
     while True:
         try:
             start = time.monotonic()
-            found = membership.rendezvous({"contacts": [membership.contact]}, budget)
+            found = membership.rendezvous(info_of(membership), budget)
             met = time.monotonic()
             peers = everybody(membership, found)
             gathered = time.monotonic()
@@ -90,7 +99,7 @@ def lose_a_worker(rank, victim, how, lighthouse, budget, folder):
             continue
         if agreed:
             break
-    membership.leave()
+    leave(membership)
     return {"log": log, "ended_at": time.monotonic(), "threads": [thread.name for thread in threading.enumerate()]}
 
 
@@ -113,7 +122,7 @@ def lose_oneself(how, folder):
 def die_while_waiting(rank, lighthouse, folder):
     """Worker 1 is killed while it waits for worker 2 to come; the others meet all the same."""
     membership = TorchFTMembership(lighthouse, f"w{rank}", 6)
-    membership.connect()
+    membership.connect(open_link())
     (Path(folder) / f"connected{rank}").touch()
     wait_for(lambda: len(list(Path(folder).glob("connected*"))) == 3)
     if rank == 1:
@@ -123,9 +132,9 @@ def die_while_waiting(rank, lighthouse, folder):
         wait_for(lambda: (Path(folder) / "pid").exists())
         pid = int((Path(folder) / "pid").read_text())
         wait_for(lambda: not alive(pid))
-    found = membership.rendezvous({"contacts": [membership.contact]}, 20)
+    found = membership.rendezvous(info_of(membership), 20)
     value = everybody(membership, found).all_reduce_mean([torch.tensor([float(rank)])])[0].item()
-    membership.leave()
+    leave(membership)
     return list(found.members), value
 
 

@@ -7,6 +7,7 @@ compiler, with `ISTHMUS_NATIVE=0`, or for anything but contiguous CPU tensors, t
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+_LOGGER = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("kernels.cpp")
 # no contraction: a fused multiply-add would round differently from torch
 _FLAGS = ["-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC"]
@@ -75,9 +77,21 @@ def _library() -> ctypes.CDLL | None:
         path = _cache_folder() / f"kernels-{key.hexdigest()[:16]}.so"
         if not path.exists():
             _compile(compiler, path)
+        for found in (path.parent, path):
+            _check_owner(found)
         return ctypes.CDLL(str(path))
+    except PermissionError as error:
+        _LOGGER.warning("kernels are not compiled: %s", error)
+        return None
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _check_owner(path: Path) -> None:
+    """Raise `PermissionError` where somebody else could have put there what this process would run."""
+    status = path.stat()
+    if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
+        raise PermissionError(f"{path} belongs to others or can be written by them: own it, and chmod go-w {path}")
 
 
 def _compile(compiler: str, path: Path) -> None:
@@ -87,6 +101,7 @@ def _compile(compiler: str, path: Path) -> None:
         built = Path(folder) / path.name
         command = [compiler, *_FLAGS, "-o", str(built), str(_SOURCE)]
         subprocess.run(command, capture_output=True, timeout=120, check=True)
+        built.chmod(0o700)
         built.replace(path)
 
 

@@ -25,7 +25,7 @@ _STATISTICS: dict[str, BufferRule] = {"running_mean": "averaged", "running_var":
 def is_dtensor(tensor: torch.Tensor | None) -> TypeGuard[DTensor]:
     """Return whether FSDP2 or tensor parallelism has sharded a tensor, without importing DTensor (a second)."""
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    return isinstance(tensor, getattr(module, "DTensor", ()))  # where another thread imports it just now there is none
 
 
 def local_view(tensor: torch.Tensor) -> torch.Tensor:

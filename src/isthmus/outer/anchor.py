@@ -1,6 +1,8 @@
 """Anchors: what workers agree on. Their hash, and a look at the model through them."""
 
 import hashlib
+import logging
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,8 +11,11 @@ import torch
 from torch import nn
 
 from isthmus.core import Fragment, WorkerGroup
-from isthmus.transport.base import Transport
+from isthmus.transport.base import Behind, Drift, Leaving, RankLost, Transport, TransportError
 from isthmus.transport.peers import hash_of_worker
+
+_LOGGER = logging.getLogger(__name__)
+_PAUSE_SECONDS = 0.2
 
 
 def anchors(fragments: list[Fragment]) -> list[nn.Parameter]:
@@ -35,11 +40,23 @@ def worker_fingerprint(fragments: list[Fragment], worker_group: WorkerGroup) -> 
 def compare_anchors(fragments: list[Fragment], transport: Transport, proposal: Any) -> None:
     """Meet the other workers before the first step, to refuse to start from different weights.
 
+    Where workers come and go, a meeting that fails is tried again: one of them may have died, or train on for longer
+    than a meeting may take.
+
     Raises:
         Drift: anchors that must be equal are not.
+        Behind: the others have committed meanwhile.
     """
-    peers = transport.quorum(0, proposal)
-    transport.commit(peers, True, fingerprint(anchors(fragments)))
+    while True:
+        try:
+            peers = transport.quorum(0, proposal)
+            transport.commit(peers, True, fingerprint(anchors(fragments)))
+            return
+        except TransportError as error:
+            if transport.elastic is None or isinstance(error, Behind | Leaving | Drift | RankLost):
+                raise
+            _LOGGER.info("the first meeting is tried again: %s", error)
+            time.sleep(_PAUSE_SECONDS)
 
 
 def adopt_anchors(fragments: list[Fragment]) -> None:

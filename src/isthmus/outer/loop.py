@@ -31,7 +31,7 @@ class OuterLoop:
         transport: who takes part; joined here, left by `close`.
         outer_optimizer: makes the optimizer of all anchors, e.g. `partial(SGD, lr=0.7, momentum=0.9, nesterov=True)`.
         merge: how the mean becomes the new anchor and where local parameters go on from.
-        hash_every: syncs between two comparisons of the anchors' hash over all workers.
+        hash_every: rounds between two comparisons of a fragment's hash over all workers.
         steps: of the whole run, which a slow worker, whose inner steps count more, must not overshoot.
         guard: what a contribution must be like not to be left out.
         offload: where outer state stays between syncs.
@@ -57,7 +57,7 @@ class OuterLoop:
         check_parts(fragments, schedule, compressor, transport, merge)
         self.state = OuterState(fragments, schedule, outer_optimizer, merge, offload, transport.elastic)
         self.transport, self.steps = transport, steps
-        self.exchange = Exchange(compressor, transport, guard, merge, hash_every, offload)
+        self.exchange = Exchange(compressor, transport, guard, merge, hash_every, len(fragments), offload)
         self.local_steps = DynamicLocalSteps(schedule.local_steps)
         self._reports: list[SyncReport] = []
         self._thread = CommunicationThread(fragments[0].device)

@@ -41,7 +41,8 @@ class Exchange:
     transport: Transport  # who takes part
     guard: Guard  # what a contribution must be like
     merge: Merge  # whether anchors are private, and this worker's own message is asked for
-    hash_every: int  # syncs between two comparisons of the anchors' hash, unless they are private; 0: never
+    hash_every: int  # rounds between two comparisons of a fragment's hash, unless anchors are private; 0: never
+    num_fragments: int  # which are synced in turn
     offload: Offload  # where outer state stays between syncs
 
     def run(self, sync: Sync, fragment: Fragment, state: State, sent: float) -> Outcome:
@@ -141,7 +142,8 @@ class Exchange:
     def _vote(self, sync: Sync, fragment: Fragment, peers: Peers, reason: str) -> tuple[bool, bool, str]:
         """Vote yes where there is no reason against it; returns whether all did, whether nobody knows, and why not."""
         shared = self.compressor.replicated and self.merge.replicated
-        hashed = shared and self.hash_every > 0 and sync.outer_step % self.hash_every == 0
+        round_number = sync.outer_step // self.num_fragments
+        hashed = shared and self.hash_every > 0 and round_number % self.hash_every == 0
         anchor_hash = fingerprint(fragment.anchor) if hashed else b""
         try:
             return self.transport.commit(peers, not reason, anchor_hash), False, reason

@@ -37,7 +37,7 @@ class Overrides(TypedDict, total=False):
     # the outer optimizer; as a value, a function that makes one: `partial(SGD, lr=0.7)`
     optimizer: OuterOptimizer | Spec | str
     split: str  # how the model is cut into fragments: "whole", "strided" or "balanced"
-    hash_every: int  # syncs between two comparisons of the anchors' hash over all workers
+    hash_every: int  # rounds between two comparisons of a fragment's hash over all workers
     offload: str | None  # "cpu" keeps anchors and other outer state in CPU memory between syncs
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 from typing_extensions import override
 
@@ -24,6 +24,7 @@ from isthmus.transport.base import ReplicatedState
 from isthmus.transport.elastic.worker_ranks import worker_name
 from isthmus.transport.rendezvous import open_store
 
+_LOGGER = logging.getLogger(__name__)
 _ROUNDS_AHEAD = 3  # that are leased: the one in flight, the next, and one that is refused
 
 
@@ -80,7 +81,7 @@ class Lifecycle:
         return open_batches(data_set, train.seed, batch_size, self._process.worker, train.workers)
 
     def _open_store(self) -> Store:
-        return HashStore() if self._process.world_size == 1 else open_store()[0]
+        return HashStore() if self._process.world_size == 1 else open_store()
 
 
 class ElasticLifecycle(Lifecycle):
@@ -109,11 +110,14 @@ class ElasticLifecycle(Lifecycle):
     @override
     def choose_checkpoint(self, usable_steps: list[int], transport: Transport) -> int | None:
         """Return the newest step of which every rank of this worker holds a checkpoint."""
-        lists = [usable_steps]
-        if self._process.world_size > 1:
-            lists = [[]] * self._process.world_size
-            dist.all_gather_object(lists, usable_steps)
-        return max(set[int].intersection(*map(set, lists)), default=None)
+        lists = transport.worker_group.all_gather_object(usable_steps)
+        step = max(set[int].intersection(*map(set, lists)), default=None)
+        if step is None and self._process.is_first_rank:
+            _LOGGER.warning(
+                "%s holds no checkpoint of this worker: it begins at step 0, or catches up with the others",
+                self._config.train.run_dir,
+            )
+        return step
 
     @override
     def has_caught_up(self, method_state: State) -> bool:

@@ -17,8 +17,7 @@ from isthmus.parallel import ParallelDims, open_mesh
 from isthmus.train.assemble import choose_device, is_elastic
 from isthmus.transport import Transport
 from isthmus.transport.elastic.worker_ranks import check_num_ranks, worker_number
-from isthmus.transport.rendezvous import RankLayout, find_world, initialise
-from isthmus.transport.torch_dist import JOIN_BUDGETS
+from isthmus.transport.rendezvous import JOIN_BUDGETS, RankLayout, find_world, initialise
 
 RESTART_REASONS = "RESTART_REASONS"  # environment variable of a worker that was started again: why, each time, as JSON
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from isthmus.core.types import UserError
 
 _OWN_PORTS = range(20_000, 32_768)
-_INTERNET = "192.0.2.1"  # an address in no network: the way to it is the way out
+INTERNET = "192.0.2.1"  # an address in no network: the way to it is the way out
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -30,7 +30,7 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def own_address(towards: str = _INTERNET) -> str:
+def own_address(towards: str = INTERNET) -> str:
     """Return this machine's address on its way to another host, loopback where there is no way; nothing is sent."""
     try:
         family, kind, _, _, target = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]

@@ -100,7 +100,7 @@ class ElasticPart(Protocol):
     """
 
     replicated_state: ReplicatedState | None  # what moves with the commits
-    state_addresses: list[str]  # at which each rank of this worker serves its part of the state to others
+    addresses: list[str]  # at which the others reach each rank of this worker
 
     @property
     def relative_speed(self) -> float:

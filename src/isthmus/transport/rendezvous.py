@@ -8,15 +8,19 @@ import os
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from isthmus.core.torch_internals import clone_default_store, skip_reverse_lookups
 from isthmus.core.types import UserError
+from isthmus.link import Member
+from isthmus.transport.address import INTERNET, split_address
 from isthmus.transport.base import PeerLost, readable_message
+from isthmus.transport.link_end import LinkEnd, LinkOptions
 
+JOIN_BUDGETS = 10  # clusters do not start at the same moment: workers wait this many sync budgets for one another
 _num_stores = itertools.count()
 
 
@@ -56,6 +60,19 @@ class RankLayout:
         details = [f"rank {rank}"] if self.per_worker > 1 else []
         details += [f"host {host}"] if host else []
         return f"worker {rank // self.per_worker}" + (f" ({', '.join(details)})" if details else "")
+
+
+class RankInfo(NamedTuple):
+    """What a rank tells the others about itself."""
+
+    host: str
+    shared_config: dict[str, str]
+    address: str  # of its end of the link
+    fingerprint: str
+
+    def member(self, number: int, name: str) -> Member:
+        """Return this rank as a member of a group of the link."""
+        return Member(number, name, split_address(self.address), self.fingerprint)
 
 
 def find_world() -> tuple[int, int]:
@@ -105,22 +122,48 @@ def _fresh_store(address: str, port: int, timeout: timedelta) -> dict[str, Any]:
     return {"store": PrefixStore(f"restart-{restarts}", store), "rank": rank, "world_size": size}
 
 
-def open_store() -> tuple[Store, int | None]:
-    """Open the store of torch.distributed anew; also return the rank that holds it (None: torchrun's agent)."""
-    store = PrefixStore(f"isthmus/{next(_num_stores)}", clone_default_store())
-    return store, None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
+def open_store() -> Store:
+    """Open the store of torch.distributed anew, for keys of its own."""
+    return PrefixStore(f"isthmus/{next(_num_stores)}", clone_default_store())
 
 
-def exchange_rank_info(
-    store: Store, rank: int, layout: RankLayout, shared_config: dict[str, str], timeout_seconds: float
-) -> list[tuple[str, dict[str, str]]]:
-    """Tell the others this rank's host and configuration, and return those of all ranks in rank order."""
-    keys = [f"rank-info/{r}" for r in range(layout.size)]
-    store.set(keys[rank], json.dumps([socket.gethostname(), shared_config]))
-    try:
-        store.wait(keys, timedelta(seconds=timeout_seconds))
-    except RuntimeError as error:
-        missing = [r for r, key in enumerate(keys) if not store.check([key])]
-        names = ", ".join(map(layout.name, missing))
-        raise PeerLost(missing, f"{names} did not join within {timeout_seconds:g} s") from error
-    return [tuple(json.loads(value)) for value in store.multi_get(keys)]
+class RankLink(LinkEnd):
+    """A link among ranks that find one another at the store of torch.distributed, and let in nobody else."""
+
+    def __init__(self, sync_budget_seconds: float, options: LinkOptions) -> None:
+        self._seconds = JOIN_BUDGETS * sync_budget_seconds
+        super().__init__(
+            options,
+            towards=os.environ.get("MASTER_ADDR", INTERNET),
+            tick_seconds=min(1.0, sync_budget_seconds / 20),
+            patience_seconds=min(30.0, sync_budget_seconds / 3),
+        )
+
+    def exchange_info(self, rank: int, names: list[str], shared_config: dict[str, str]) -> list[RankInfo]:
+        """Tell the others about this rank, and return what all ranks told, in rank order.
+
+        Raises:
+            PeerLost: names the ranks that did not come within the timeout.
+            UserError: one of them is not trusted.
+        """
+        store = open_store()
+        keys = [f"rank-info/{r}" for r in range(len(names))]
+        own = RankInfo(socket.gethostname(), shared_config, self.announced, self.identity.fingerprint)
+        store.set(keys[rank], json.dumps(self.trust.sign(keys[rank], own)))
+        try:
+            store.wait(keys, timedelta(seconds=self._seconds))
+        except RuntimeError as error:
+            missing = [r for r, key in enumerate(keys) if not store.check([key])]
+            late = ", ".join(names[r] for r in missing)
+            raise PeerLost(missing, f"{late} did not join within {self._seconds:g} s") from error
+        infos = [
+            self._read(key, name, value) for key, name, value in zip(keys, names, store.multi_get(keys), strict=True)
+        ]
+        self.named = [info.fingerprint for info in infos]
+        return infos
+
+    def _read(self, key: str, name: str, value: bytes) -> RankInfo:
+        try:
+            return RankInfo(*self.trust.read(key, json.loads(value)))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{name} cannot take part: {error}") from error

@@ -7,29 +7,24 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from datetime import timedelta
-from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
-import torch.distributed as dist
 from typing_extensions import override
 
 from isthmus.core.types import Peers
+from isthmus.link import Group, MemberLost
 from isthmus.transport.address import check_port, is_loopback, resolve
-from isthmus.transport.base import ElasticPart, Replica, TransportError, TransportLimits
+from isthmus.transport.base import ElasticPart, PeerLost, Replica, TransportError, TransportLimits
 from isthmus.transport.configured import ConfiguredTransport, Finding
-from isthmus.transport.group_peers import GroupPeers
-from isthmus.transport.heartbeat import Heartbeat
+from isthmus.transport.link_end import LinkOptions
+from isthmus.transport.link_peers import NOT_JOINED, LinkPeers, LinkWorkerGroup
 from isthmus.transport.peers import vote
-from isthmus.transport.rendezvous import RankLayout, exchange_rank_info, find_world, initialise, open_store
+from isthmus.transport.rendezvous import JOIN_BUDGETS, RankLayout, RankLink, find_world, initialise
 from isthmus.transport.shared_config import check_shared_configs
-from isthmus.transport.watched_group import NOT_JOINED, Backend, WatchedGroup
-from isthmus.transport.worker_group import SINGLE_RANK, GlooWorkerGroup
+from isthmus.transport.worker_group import SINGLE_RANK
 
-JOIN_BUDGETS = 10  # clusters do not start at the same moment: workers wait this many sync budgets for one another
 _WORKER_BUDGETS = 10  # a rank may wait for others of its worker, whose messages take them several collectives
-LINGER_SECONDS = 5.0  # how long a leaving worker that holds the store waits for the others to leave
 
 
 class TorchDist(ConfiguredTransport):
@@ -40,30 +35,40 @@ class TorchDist(ConfiguredTransport):
     worker before its ranks send them to their peers, so all ranks of all workers decide alike.
 
     Works under torchrun (or any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) and where
-    torch.distributed is initialised already; a worker alone needs neither. Collectives run in a process group of
-    their own and none takes longer than the sync budget: a worker that died, stopped or was cut off is found by
-    its missing heartbeats and named in `PeerLost`. A static world cannot go on then: resume from a checkpoint.
+    torch.distributed is initialised already; a worker alone needs neither. Collectives run over a link of their own,
+    whose ends the workers find at torch's store, and none takes longer than the sync budget: a worker that died,
+    stopped or was cut off is found by its missing heartbeats and named in `PeerLost`. A static world cannot go on
+    then: resume from a checkpoint.
 
     Args:
         sync_budget_seconds: bound on one collective; all other timeouts follow from it.
-        backend: "gloo" runs beside training and stages CUDA tensors through the CPU; "nccl" must not overlap.
+        backend: "gloo" or "nccl": of the process groups that a mesh makes inside a worker.
+        host, port, announce, identity, trusted: see `LinkOptions`.
         shared_config: a flat configuration that all workers must share, compared at join.
         expected_workers: how many the configuration speaks of.
         ranks_per_worker: one, or as many as the mesh of a worker has.
     """
+
+    PRIVATE_OPTIONS = LinkOptions.NAMES
 
     elastic: ElasticPart | None = None
 
     def __init__(
         self,
         sync_budget_seconds: float = 60.0,
-        backend: Backend = "gloo",
+        backend: Literal["gloo", "nccl"] = "gloo",
+        host: str | None = None,
+        port: int = 0,
+        announce: str | None = None,
+        identity: str | None = None,
+        trusted: str | None = None,
         shared_config: dict[str, str] | None = None,
         expected_workers: int | None = None,
         ranks_per_worker: int = 1,
     ) -> None:
         self.sync_budget_seconds = sync_budget_seconds
         self.backend = backend
+        self._options = LinkOptions(host, port, announce, identity, trusted)
         self.shared_config = {
             "isthmus version": version("isthmus"),
             "ranks per worker": str(ranks_per_worker),
@@ -71,10 +76,10 @@ class TorchDist(ConfiguredTransport):
         }
         self.expected_workers = expected_workers
         self.ranks_per_worker = ranks_per_worker
-        self.limits = TransportLimits(safe_to_overlap=backend == "gloo", ranks_per_worker=ranks_per_worker)
+        self.limits = TransportLimits(ranks_per_worker=ranks_per_worker)
         self.rank, self.num_workers = 0, 1
-        self._interval = min(1.0, sync_budget_seconds / 20)
-        self._group: WatchedGroup | None = None  # of the peers
+        self._link: RankLink | None = None
+        self._peers: Group | None = None
         self.worker_group = SINGLE_RANK
         self._leaving = threading.Lock()
 
@@ -105,7 +110,7 @@ class TorchDist(ConfiguredTransport):
         layout = RankLayout(size, self.ranks_per_worker)
         layout.check(self.expected_workers)
         self.rank, self.num_workers = rank // self.ranks_per_worker, size // self.ranks_per_worker
-        if size == 1 or self._group is not None:
+        if size == 1 or self._link is not None:
             return
         initialise(self.backend, JOIN_BUDGETS * self.sync_budget_seconds, layout.name(rank))
         atexit.register(self.leave)
@@ -119,9 +124,14 @@ class TorchDist(ConfiguredTransport):
         """Return all workers, always."""
         if self.worker_group.size < self.ranks_per_worker:
             raise TransportError(f"sync {outer_step}: {NOT_JOINED}")
-        weights = [1 / self.num_workers] * self.num_workers
-        device = "cpu" if self.backend == "gloo" else "cuda"
-        return GroupPeers(self._group, self.rank, weights, f"sync {outer_step}", device, self.worker_group)
+        return LinkPeers(
+            self._peers,
+            self.rank,
+            [1 / self.num_workers] * self.num_workers,
+            f"sync {outer_step}",
+            self.sync_budget_seconds,
+            self.worker_group,
+        )
 
     def commit(self, peers: Peers, ok: bool, fingerprint: bytes = b"") -> bool:
         """Vote, and return whether all agreed; see `Transport.commit`."""
@@ -130,35 +140,26 @@ class TorchDist(ConfiguredTransport):
     def leave(self) -> None:
         """Disconnect. A second call does nothing; torch.distributed itself stays initialised."""
         with self._leaving:
-            group, self._group = self._group, None
-            self.worker_group.close()
-            if group is not None:
-                group.close(LINGER_SECONDS)
+            link, self._link, self._peers = self._link, None, None
+            if link is not None:
+                link.close()
 
     def _connect(self, rank: int, layout: RankLayout) -> None:
-        store, store_rank = open_store()
         budget_seconds = self.sync_budget_seconds
-        heartbeat = Heartbeat(store, rank, layout.size, store_rank, self._interval)
-        watch = partial(WatchedGroup, heartbeat, patience_seconds=min(30.0, budget_seconds / 3))
-        self._group = watch(budget_seconds, backend=self.backend, members=layout.peers_of(rank))
-        infos = exchange_rank_info(store, rank, layout, self.shared_config, JOIN_BUDGETS * budget_seconds)
-        heartbeat.start([layout.name(r, host) for r, (host, _) in enumerate(infos)])
+        self._link = link = RankLink(budget_seconds, self._options)
+        infos = link.exchange_info(rank, [layout.name(r) for r in range(layout.size)], self.shared_config)
         names = [layout.name(r) for r in range(layout.size)] if layout.per_worker > 1 else None
-        check_shared_configs([shared_config for _, shared_config in infos], names)
-        everybodys_peers = [layout.peers_of(r) for r in range(layout.per_worker)]
-        self._group.connect(partial(make_own_group, everybodys_peers, rank, self.backend, budget_seconds))
-        if layout.per_worker > 1:
-            worker_seconds = _WORKER_BUDGETS * budget_seconds
-            group = watch(worker_seconds, members=layout.of_worker(rank), kind="worker")
-            workers = [layout.of_worker(r) for r in range(0, layout.size, layout.per_worker)]
-            group.connect(partial(make_own_group, workers, rank, "gloo", worker_seconds))
-            self.worker_group = GlooWorkerGroup(rank % layout.per_worker, layout.per_worker, group, group.disconnect)
+        check_shared_configs([info.shared_config for info in infos], names)
+        members = [info.member(r, layout.name(r, info.host)) for r, info in enumerate(infos)]
 
+        def connect(kind: str, ranks: range) -> Group:
+            return link.open(f"{kind} {ranks[0]}", [members[r] for r in ranks], ranks.index(rank), budget_seconds)
 
-def make_own_group(groups: list[range], rank: int, backend: Backend, budget_seconds: float) -> dist.ProcessGroup:
-    """Return the group of this rank; torch names groups by counting, so all ranks make all of them, in one order."""
-    # twice the budget: `WatchedGroup` watches the time itself, and knows better than the backend whom to blame
-    timeout = timedelta(seconds=2 * budget_seconds)
-    made = [dist.new_group(list(members), timeout=timeout, backend=backend) for members in groups]
-    own: dist.ProcessGroup = made[next(i for i, members in enumerate(groups) if rank in members)]
-    return own
+        try:
+            self._peers = connect("peers of rank", layout.peers_of(rank))
+            if layout.per_worker > 1:
+                group = connect("worker of rank", layout.of_worker(rank))
+                self._peers.bound, group.bound = group, self._peers  # all ranks of all workers end together
+                self.worker_group = LinkWorkerGroup(group, _WORKER_BUDGETS * budget_seconds)
+        except MemberLost as lost:
+            raise PeerLost(lost.ranks, str(lost)) from lost

@@ -1,10 +1,12 @@
 """The rules of an elastic world, without training; workers are threads."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.local_membership import LocalMembership, LocalRendezvousServer
 
+from isthmus.core import UserError
 from isthmus.transport.elastic.transport import ElasticTransport
 
 
@@ -98,3 +100,99 @@ def test_more_than_half_must_be_there_unless_told_otherwise(expected, least):
     membership = LocalMembership(LocalRendezvousServer(), "w0")
     assert ElasticTransport(membership, expected_workers=expected).min_workers == least
     assert ElasticTransport(membership, expected_workers=expected, min_workers=1).min_workers == 1
+
+
+class Foreign(LocalMembership):
+    """A member of another kind: it tells what the test wants."""
+
+    def __init__(self, server, name):
+        super().__init__(server, name)
+        self.told = {}
+
+    def rendezvous(self, info, wait_seconds):
+        return super().rendezvous(self.told, wait_seconds)
+
+
+FOREIGN = {
+    "the doctor's": {"links": [], "contacts": []},
+    "nothing": {},
+    "a version that is no number": "version",
+    "a speed that is none": "speed",
+    "no address": "links",
+}
+
+
+@pytest.mark.parametrize("told", FOREIGN.values(), ids=FOREIGN)
+def test_who_tells_something_foreign_is_named_and_ignored(told, caplog):
+    caplog.set_level("INFO", "isthmus")
+    server = LocalRendezvousServer(grace_seconds=5.0)
+    workers = [ElasticTransport(LocalMembership(server, name), min_workers=2) for name in ("w0", "w1")]
+    foreign = Foreign(server, "foreign")
+    for worker in workers:
+        worker.join(None)
+    if isinstance(told, str):
+        whole = workers[0].elastic._info() | {"contacts": [None]}
+        foreign.told = whole | {told: [{"address": "nowhere", "key": "none"}] if told == "links" else float("nan")}
+    else:
+        foreign.told = told
+    foreign.connect(None)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            pool.submit(foreign.rendezvous, {}, 5.0)
+            found = list(pool.map(lambda worker: worker.quorum(0), workers))
+        assert [peers.size for peers in found] == [2, 2]
+        assert sum("ignores foreign: " in line for line in caplog.messages) == 2  # each worker once
+    finally:
+        foreign.leave()
+        for worker in workers:
+            worker.leave()
+
+
+def test_of_two_configurations_the_usual_one_goes_on_and_the_other_says_why(caplog):
+    caplog.set_level("INFO", "isthmus")
+    server = LocalRendezvousServer(grace_seconds=5.0)
+    configs = [{"lr": "1"}, {"lr": "1"}, {"lr": "2"}]
+    workers = [
+        ElasticTransport(LocalMembership(server, f"w{k}"), config, min_workers=2, expected_workers=2)
+        for k, config in enumerate(configs)
+    ]
+    for worker in workers:
+        worker.join(None)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            waiting = [pool.submit(worker.quorum, 0) for worker in workers]
+            assert [future.result().size for future in waiting[:2]] == [2, 2]
+            with pytest.raises(UserError, match="workers differ in lr: the others has 1, w2 has 2"):
+                waiting[2].result()
+        assert any("w0: ignores w2: it has another configuration" in line for line in caplog.messages)
+    finally:
+        for worker in workers:
+            worker.leave()
+
+
+def test_who_claims_a_speed_leaves_the_others_their_steps():
+    worker = ElasticTransport(LocalMembership(LocalRendezvousServer(), "w0")).elastic
+    for speeds, share in [({"w0": 2.0, "w1": 4.0}, 0.5), ({"w0": 2.0, "w1": 1e9}, 1 / 32), ({"w0": 4.0, "w1": 2.0}, 1)]:
+        worker._speeds = speeds
+        assert worker.relative_speed == share
+
+
+def test_all_judge_alike_whether_enough_are_there():
+    """A new run waits for three; the clock of one of the two who are there says that it is no new run any more."""
+    server = LocalRendezvousServer(grace_seconds=0.1)
+    early, late = workers = [
+        ElasticTransport(LocalMembership(server, name), min_workers=1, expected_workers=3) for name in ("w0", "w1")
+    ]
+    for worker in workers:
+        worker.join(None)
+    early.elastic._start_deadline = 0.0
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            waiting = [pool.submit(worker.quorum, 0) for worker in workers]
+            time.sleep(1.0)
+            assert not any(future.done() for future in waiting)
+            late.elastic._start_deadline = 0.0
+            assert [future.result().size for future in waiting] == [2, 2]
+    finally:
+        for worker in workers:
+            worker.leave()

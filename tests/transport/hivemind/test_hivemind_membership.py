@@ -14,6 +14,7 @@ import pytest
 import torch
 from fuzzing import mutate_bytes
 from hivemind_scenarios import LISTEN, alive, everybody, wait_for
+from tests.transport.links import open_link
 from tests.transport.threads import together
 from transport_contract import run_checks
 
@@ -56,7 +57,7 @@ def worker(keys):
             of_node["initial_peers"] = workers[0].addresses()
         of_node |= {field.name: options.pop(field.name) for field in fields(NodeSettings) if field.name in options}
         workers.append(HivemindMembership(name, "run", NodeSettings(keys / f"{name}.key", **of_node), **options))
-        workers[-1].connect()
+        workers[-1].connect(open_link())
         return workers[-1]
 
     yield connect
@@ -71,7 +72,7 @@ def three(tmp_path_factory):
     for name in "abc":
         peers = workers[0].addresses() if workers else []
         workers.append(HivemindMembership(name, "run", NodeSettings(folder / name, peers, LISTEN), BUDGET))
-        workers[-1].connect()
+        workers[-1].connect(open_link())
     yield workers
     for each in workers:
         each.leave()
@@ -278,7 +279,7 @@ def test_two_workers_of_one_name_are_told_apart_at_once(worker, tmp_path):
     a = worker("a")
     double = HivemindMembership("a", "run", NodeSettings(tmp_path / "other.key", a.addresses(), LISTEN))
     with pytest.raises(UserError, match="another worker calls itself a"):
-        double.connect()
+        double.connect(open_link())
 
 
 def test_an_info_that_is_too_large_is_refused_here(three):

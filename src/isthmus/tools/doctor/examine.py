@@ -38,7 +38,7 @@ from isthmus.transport import Transport, TransportError
 from isthmus.transport.address import split_address
 from isthmus.transport.base import Behind, Leaving
 from isthmus.transport.elastic.worker_ranks import worker_name, worker_number
-from isthmus.transport.torch_dist import JOIN_BUDGETS
+from isthmus.transport.rendezvous import JOIN_BUDGETS
 from isthmus.transport.wire import all_gather_object
 
 _DIAL_SECONDS, _PAUSE_SECONDS = 5.0, 0.2
@@ -91,7 +91,7 @@ def _report(config: RunConfig, checks: list[Check]) -> Report:
         "isthmus": {"version": version("isthmus")},
         "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
         "data": {"fingerprint": data_fingerprint(config)} if assemble.is_elastic(config) else {},
-        "state_addresses": [],
+        "addresses": [],
     }
 
 
@@ -102,7 +102,7 @@ def _meet(config: RunConfig, report: Report, now: Clock) -> tuple[dict[str, Repo
     nobody: Any = None  # whose state nobody asks for: no worker is ahead of another
     try:
         transport.join(nobody)
-        report["state_addresses"] = transport.elastic.state_addresses if transport.elastic is not None else []
+        report["addresses"] = transport.elastic.addresses if transport.elastic is not None else []
         peers, reports = _first_quorum(transport, report, (JOIN_BUDGETS + 1) * budget_seconds)
         network = measure(peers, now, _LONGEST_SHARE * budget_seconds) if peers.size > 1 else None
         report["checks"] += [asdict(check) for check in _dial(report["name"], reports)]
@@ -142,7 +142,7 @@ def _first_quorum(transport: Transport, report: Report, most_seconds: float) -> 
 def _dial(name: str, reports: list[Report]) -> Iterator[Check]:
     """Check that the others' state can be fetched, which whoever has to catch up must."""
     for other in reports:
-        for address in other["state_addresses"] if other["name"] != name else []:
+        for address in other["addresses"] if other["name"] != name else []:
             try:
                 socket.create_connection(split_address(address), _DIAL_SECONDS).close()
             except OSError as error:

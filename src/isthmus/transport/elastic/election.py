@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal
 
-from isthmus.transport.elastic.membership import MemberInfo
+from isthmus.transport.elastic.member_info import MemberInfo
 
 Weighting = Literal["uniform", "samples", "samples_per_step"]
 

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
+from statistics import median_low
 from typing import Any
 
 from typing_extensions import override
 
 from isthmus.core.types import State, WorkerGroup
+from isthmus.transport.address import split_address
 from isthmus.transport.base import Behind, ElasticPart, Leaving, RankLost, TransportError
 from isthmus.transport.elastic import rank_consensus
 from isthmus.transport.elastic.election import leaders
 from isthmus.transport.elastic.history import CommitHistory
-from isthmus.transport.elastic.membership import MemberInfo, Membership, Rendezvous
+from isthmus.transport.elastic.member_info import MemberInfo, read_told
+from isthmus.transport.elastic.membership import Membership, Rendezvous
+from isthmus.transport.heal.fetch import Dial
+from isthmus.transport.link_end import LinkEnd
+from isthmus.transport.rendezvous import JOIN_BUDGETS
 from isthmus.transport.shared_config import check_shared_configs
 from isthmus.transport.worker_group import SINGLE_RANK
 
 _LOGGER = logging.getLogger(__name__)
-JOIN_BUDGETS = 10  # clusters do not start at the same moment: a new run waits this long for all its workers
+STATE = "state"  # the service of the link that hands it to those who have to catch up
 PAUSE_SECONDS = 0.2  # before looking again for workers that are missing
+_MOST_TIMES_FASTER = 32  # than the median a worker may be, as far as it decides how many steps others take
 _MIN_STATE_BYTES_PER_SECOND = 1e6  # a state that arrives more slowly is given up
 
 
@@ -46,24 +53,29 @@ class ElasticMember(ElasticPart):
         self.membership, self.history, self.shared_config = membership, history, shared_config
         self.min_workers, self.expected_workers = min_workers, expected_workers
         self.sync_budget_seconds = sync_budget_seconds
-        self.token = hashlib.blake2b(json.dumps(shared_config, sort_keys=True).encode(), digest_size=16).hexdigest()
         self.worker_group = SINGLE_RANK
         self.leaving = threading.Event()
-        self.replicated_state, self.state_addresses = history.replicated_state, []
+        self.replicated_state = history.replicated_state
+        self._link: LinkEnd | None = None
+        self._links: list[dict[str, str]] = []  # where those of all ranks of this worker are, and their keys
+        self.addresses = list[str]()
         self._start_deadline = 0.0  # until then a new run waits for all its workers
         self._outer_step, self._proposal = 0, None  # of the sync that this worker asks for
         self._speed = 0.0  # inner steps a second
         self._speeds = dict[str, float]()  # of all members, at the last commit
-        self._donors: list[str] = []  # addresses where the state of those ahead is served to this rank
+        self._donors: dict[str, Dial] = {}  # those ahead, who serve the state to this rank
         self._present: set[str] = set()  # who was at the last rendezvous
+        self._ignored: set[str] = set()  # who was named in the log as one that takes no part
         self._healed = False  # this worker has caught up, and has been in no commit since
         self._download_seconds = self._adopt_seconds = 0.0  # of catching up, until this worker takes part in a commit
         self._downloaded_at = 0.0
 
-    def connect(self, worker_group: WorkerGroup, state_address: str) -> None:
-        """Begin to take part with these connected ranks, of which this one serves its part of the state there."""
-        self.worker_group = worker_group
-        self.state_addresses = worker_group.all_gather_object(state_address)
+    def connect(self, worker_group: WorkerGroup, link: LinkEnd) -> None:
+        """Begin to take part with these connected ranks, of which this one serves its part of the state at the link."""
+        self.worker_group, self._link = worker_group, link
+        own = {"address": link.announced, "key": link.identity.fingerprint}
+        self._links = worker_group.all_gather_object(own)
+        self.addresses = [link["address"] for link in self._links]
         self._start_deadline = time.monotonic() + JOIN_BUDGETS * self.sync_budget_seconds
 
     def ask_for(self, outer_step: int, proposal: Any) -> None:
@@ -74,8 +86,11 @@ class ElasticMember(ElasticPart):
 
     def rendezvous(self) -> Rendezvous:
         """Tell the others this worker's info, and return everybody's."""
+        assert self._link is not None, "connect comes first"
         found = rank_consensus.rendezvous(self.worker_group, self.membership, self._info(), self.sync_budget_seconds)
+        found = Rendezvous(found.id, self._readable(found.members))
         self._present = set(found.members)
+        self._link.named = [link["key"] for info in found.members.values() for link in info["links"]]
         return found
 
     def up_to_date(self, found: Rendezvous) -> list[str]:
@@ -86,7 +101,15 @@ class ElasticMember(ElasticPart):
             raise Behind(
                 f"this worker has to catch up: {', '.join(names)} are at version {found.members[names[0]]['version']}"
             )
-        return [name for name in names if found.members[name]["shared_config"] == self.shared_config]
+        configs = {name: found.members[name]["shared_config"] for name in names}
+        usual, _ = Counter(json.dumps(configs[name], sort_keys=True) for name in names).most_common(1)[0]
+        reference = json.loads(usual)  # of a tie that of the first name
+        check_shared_configs([reference, self.shared_config], ["the others", self.membership.name])
+        agreed = [name for name in names if configs[name] == reference]
+        for name in names:
+            if name not in agreed:
+                self._name_once(name, "it has another configuration, and says so itself")
+        return agreed
 
     def note_commit(self, found: Rendezvous, names: list[str]) -> None:
         """Take note of a commit in which this worker took part."""
@@ -105,8 +128,11 @@ class ElasticMember(ElasticPart):
     @property
     @override
     def relative_speed(self) -> float:
-        own, fastest = self._speeds.get(self.membership.name, 0.0), max(self._speeds.values(), default=0.0)
-        return own / fastest if own > 0 else 1.0
+        own, known = self._speeds.get(self.membership.name, 0.0), [each for each in self._speeds.values() if each > 0]
+        if own <= 0:
+            return 1.0
+        # one who claims too much must not keep the others from training
+        return min(1.0, own / min(max(known), _MOST_TIMES_FASTER * median_low(known)))
 
     @override
     def report_speed(self, steps_per_second: float) -> None:
@@ -119,7 +145,6 @@ class ElasticMember(ElasticPart):
             state, problem = rank_consensus.fetch_state(
                 self.worker_group,
                 self._donors,
-                token=self.token,
                 progress_seconds=max(2.0, self.sync_budget_seconds / 3),
                 total_seconds=JOIN_BUDGETS * self.sync_budget_seconds + max_bytes / _MIN_STATE_BYTES_PER_SECOND,
                 max_bytes=max_bytes,
@@ -129,8 +154,13 @@ class ElasticMember(ElasticPart):
                 self._download_seconds = self._downloaded_at - start
                 return state
             self.log(f"cannot catch up yet: {problem}")
-            found = self.rendezvous()
-            self._choose_donors(found, leaders(found.members))
+            try:
+                found = self.rendezvous()
+                self._choose_donors(found, leaders(found.members))
+            except RankLost:
+                raise
+            except TransportError as error:  # the others may train on for longer than a rendezvous may take
+                self.log(f"cannot catch up yet: {error}")
             self.leaving.wait(PAUSE_SECONDS)
         raise Leaving("this worker is leaving")
 
@@ -166,7 +196,7 @@ class ElasticMember(ElasticPart):
             "chain": history.chain,
             "outer_step": self._outer_step,
             "needed_workers": max(self.min_workers, self.expected_workers if is_new_run else 0),
-            "addresses": self.state_addresses,
+            "links": self._links,
             "healed": self._healed,
             "proposal": self._proposal,
             "finished": False,
@@ -176,16 +206,39 @@ class ElasticMember(ElasticPart):
             "samples_per_step": replicated_state.samples_per_step if replicated_state is not None else 1,
         }
 
+    def _readable(self, members: dict[str, MemberInfo]) -> dict[str, MemberInfo]:
+        """Return the infos that are some; who told something else is named, once."""
+        readable = {}
+        for name, info in members.items():
+            try:
+                readable[name] = read_told(info)
+            except ValueError as error:
+                self._name_once(name, str(error))
+        return readable
+
+    def _name_once(self, name: str, why: str) -> None:
+        if name not in self._ignored:
+            self._ignored.add(name)
+            self.log(f"ignores {name}: {why}")
+
     def _choose_donors(self, found: Rendezvous, names: list[str]) -> None:
         reference = found.members[names[0]]["shared_config"]
         check_shared_configs([reference, self.shared_config], [names[0], self.membership.name])
-        self._donors = [found.members[name]["addresses"][self.worker_group.rank] for name in names]
+        links = {name: found.members[name]["links"][self.worker_group.rank] for name in names}
+        self._donors = {name: self._dial(**link) for name, link in links.items()}
+
+    def _dial(self, address: str, key: str) -> Dial:
+        """Return what connects with the link of a donor."""
+        link = self._link
+        assert link is not None, "connect comes first"
+        return lambda seconds: link.call(split_address(address), key, STATE, seconds)
 
     def _wait_until_all_have_finished(self) -> None:
         end, finished = time.monotonic() + self.sync_budget_seconds / 2, {self.membership.name}
         while not self._present <= finished and time.monotonic() < end and not self.leaving.is_set():
             try:
-                info = self._info() | {"finished": True, "contacts": []}
+                contacts = [self.membership.contact] * self.worker_group.size  # the first rank alone asks
+                info = self._info() | {"finished": True, "contacts": contacts}
                 found = self.membership.rendezvous(info, end - time.monotonic())
             except TransportError:
                 return

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from isthmus.core.types import UserError
+from isthmus.transport.elastic.member_info import MemberInfo
+from isthmus.transport.link_end import LinkEnd
 from isthmus.transport.peers import BufferPeers
-
-MemberInfo = dict[str, Any]  # what a worker tells of itself: plain JSON values, at most a few kilobytes
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,11 @@ class Membership(Protocol):
     def contact(self) -> Any:
         """The way to reach this rank, in the engine's own terms: a plain JSON value for its worker's info."""
 
-    def connect(self) -> None:
+    def connect(self, link: LinkEnd) -> None:
         """Reach the engine: from here on this worker counts as alive, if this is its first rank.
 
-        Where it cannot be reached, a `UserError` says who, for how long, and what to try.
+        The link is this rank's; `info["links"]` says where those of all ranks of a worker are. Where the engine cannot
+        be reached, a `UserError` says who, for how long, and what to try.
         """
 
     def rendezvous(self, info: MemberInfo, wait_seconds: float) -> Rendezvous:

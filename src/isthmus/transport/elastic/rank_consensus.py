@@ -8,8 +8,9 @@ from typing import Any
 from isthmus.core.types import Peers, State, WorkerGroup
 from isthmus.transport import peers as peers_of_one_rank
 from isthmus.transport.base import Drift, RankLost, TransportError
-from isthmus.transport.elastic.membership import MemberInfo, Membership, Rendezvous
-from isthmus.transport.heal.fetch import fetch
+from isthmus.transport.elastic.member_info import MemberInfo
+from isthmus.transport.elastic.membership import Membership, Rendezvous
+from isthmus.transport.heal.fetch import Dial, fetch
 
 
 def rendezvous(worker_group: WorkerGroup, membership: Membership, info: MemberInfo, wait_seconds: float) -> Rendezvous:
@@ -74,7 +75,7 @@ def vote_as_one(worker_group: WorkerGroup, peers: Peers, ok: bool, fingerprint: 
     return seen[0]
 
 
-def fetch_state(worker_group: WorkerGroup, donors: list[str], **terms: Any) -> tuple[State | None, str]:
+def fetch_state(worker_group: WorkerGroup, donors: dict[str, Dial], **terms: Any) -> tuple[State | None, str]:
     """Fetch each rank's part of one state, or return why that failed; `terms` are those of `heal.fetch`.
 
     The donors train on while they are asked. What they give to different ranks belongs together where no sync began or

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from threading import Event
 
-from isthmus.transport.elastic.membership import MemberInfo
+from isthmus.transport.elastic.member_info import MemberInfo
 
 _LOGGER = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05

@@ -11,12 +11,14 @@ from isthmus.transport.configured import ConfiguredTransport
 from isthmus.transport.elastic import rank_consensus
 from isthmus.transport.elastic.election import Weighting, weigh
 from isthmus.transport.elastic.history import CommitHistory
-from isthmus.transport.elastic.member import JOIN_BUDGETS, PAUSE_SECONDS, ElasticMember
+from isthmus.transport.elastic.member import PAUSE_SECONDS, STATE, ElasticMember
 from isthmus.transport.elastic.membership import Membership, Rendezvous
 from isthmus.transport.elastic.slow_joiners import SlowJoiners
 from isthmus.transport.elastic.worker_ranks import connect_worker_group
 from isthmus.transport.heal.donor import StateServer
 from isthmus.transport.heal.snapshot import Snapshot
+from isthmus.transport.link_end import LinkEnd, LinkOptions
+from isthmus.transport.rendezvous import JOIN_BUDGETS
 from isthmus.transport.worker_group import SINGLE_RANK
 
 
@@ -36,7 +38,8 @@ class ElasticTransport(ConfiguredTransport):
             half of `expected_workers`, so that the halves of a cut network cannot both go on.
         weighting: each worker's share in the mean.
         sync_budget_seconds: bound on one attempt at a sync; all other timeouts follow from it.
-        state_host: address under which the others can fetch this worker's state.
+        link_options: of this worker's end of the link.
+        towards: a host on the way to the others.
         replicated_state: what moves with the commits.
         ranks_per_worker: all of them are in this world. The first comes to the rendezvous; what follows from the infos
             that it was told each works out for itself, and syncs with those who hold the same part of the model.
@@ -52,7 +55,8 @@ class ElasticTransport(ConfiguredTransport):
         min_workers: int | None = None,
         weighting: Weighting = "uniform",
         sync_budget_seconds: float = 60.0,
-        state_host: str = "127.0.0.1",
+        link_options: LinkOptions = LinkOptions(host="127.0.0.1"),  # noqa: B008 (a frozen value)
+        towards: str = "127.0.0.1",
         replicated_state: ReplicatedState | None = None,
         ranks_per_worker: int = 1,
     ) -> None:
@@ -63,7 +67,9 @@ class ElasticTransport(ConfiguredTransport):
             )
         self.membership, self.min_workers, self.weighting = membership, min_workers, weighting
         self.limits = TransportLimits(elastic=True, ranks_per_worker=ranks_per_worker)
-        self.sync_budget_seconds, self.state_host = sync_budget_seconds, state_host
+        self.sync_budget_seconds = sync_budget_seconds
+        self._link_options, self._towards = link_options, towards
+        self._link: LinkEnd | None = None
         self.num_workers = expected_workers or min_workers
         ranks = {"ranks per worker": str(ranks_per_worker)}
         shared_config = {"isthmus version": version("isthmus"), **ranks, **(shared_config or {})}
@@ -87,12 +93,13 @@ class ElasticTransport(ConfiguredTransport):
             decided, finished = state["elastic_decided"], state["elastic"]["version"]
             return Snapshot(f"{decided['version']}-{decided['chain']}-{finished}-{state['inner_steps']}", state)
 
-        self.worker_group = connect_worker_group(self.limits.ranks_per_worker, self.sync_budget_seconds)
-        self.membership.connect()
-        self._server = StateServer(
-            self.state_host, 0, self.elastic.token, provide, provide_seconds=2 * self.sync_budget_seconds
-        )
-        self.elastic.connect(self.worker_group, self._server.address)
+        seconds = self.sync_budget_seconds
+        self.worker_group = connect_worker_group(self.limits.ranks_per_worker, seconds, self._link_options)
+        self._server = StateServer(provide, provide_seconds=2 * seconds)
+        self._link = LinkEnd(self._link_options, self._towards, min(0.5, seconds / 20), min(10.0, seconds / 3))
+        self._link.serve(STATE, self._server.serve)
+        self.membership.connect(self._link)
+        self.elastic.connect(self.worker_group, self._link)
 
     def quorum(self, outer_step: int, proposal: Any = None) -> Peers:
         """Find the others, and wait while they are too few; see `Transport.quorum`."""
@@ -104,7 +111,7 @@ class ElasticTransport(ConfiguredTransport):
             found = member.rendezvous()
             names = member.up_to_date(found)
             self._slow_joiners.note(found.members, names)
-            needed = found.members[self.membership.name]["needed_workers"]
+            needed = max(found.members[name]["needed_workers"] for name in names)  # all go by the same number
             if len(names) >= needed:
                 self._rendezvous, self._names, self._logged_problem = found, names, ""
                 self.num_workers = len(names)
@@ -142,6 +149,8 @@ class ElasticTransport(ConfiguredTransport):
         if self._server is not None:
             self._server.close()
         self.membership.leave()
+        if self._link is not None:
+            self._link.close()
         self.worker_group.close()
 
     def _weigh(self, found: Rendezvous, names: list[str]) -> list[float]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from functools import partial
+from dataclasses import replace
 
 from isthmus.core.types import UserError, WorkerGroup
-from isthmus.transport.base import RankLost
-from isthmus.transport.heartbeat import Heartbeat
-from isthmus.transport.rendezvous import find_world, initialise, open_store
-from isthmus.transport.torch_dist import JOIN_BUDGETS, LINGER_SECONDS, make_own_group
-from isthmus.transport.watched_group import WatchedGroup
-from isthmus.transport.worker_group import SINGLE_RANK, GlooWorkerGroup
+from isthmus.link import MemberLost
+from isthmus.transport.base import PeerLost, RankLost
+from isthmus.transport.link_end import LinkOptions
+from isthmus.transport.link_peers import LinkWorkerGroup
+from isthmus.transport.rendezvous import JOIN_BUDGETS, RankLink, find_world, initialise
+from isthmus.transport.worker_group import SINGLE_RANK
 
 _WORKER_BUDGETS = 2 * JOIN_BUDGETS  # the first rank may wait so long for the other workers, and the others for it
 
@@ -44,7 +44,7 @@ def check_num_ranks(num_started: int, ranks_per_worker: int) -> None:
         )
 
 
-def connect_worker_group(ranks_per_worker: int, sync_budget_seconds: float) -> WorkerGroup:
+def connect_worker_group(ranks_per_worker: int, sync_budget_seconds: float, options: LinkOptions) -> WorkerGroup:
     """Connect the ranks of this worker: in an elastic world torch.distributed is theirs alone."""
     if ranks_per_worker == 1:
         return SINGLE_RANK
@@ -53,13 +53,10 @@ def connect_worker_group(ranks_per_worker: int, sync_budget_seconds: float) -> W
     names = [f"rank {other} of worker {worker_number(size)}" for other in range(size)]
     seconds = JOIN_BUDGETS * sync_budget_seconds
     initialise("gloo", seconds, names[rank])
-    store, store_rank = open_store()
-    heartbeat = Heartbeat(store, rank, size, store_rank, min(1.0, sync_budget_seconds / 20))
-    missing = heartbeat.wait_for_all(seconds)
-    if missing:
-        raise RankLost(missing, f"{', '.join(names[other] for other in missing)} did not come within {seconds:g} s")
-    heartbeat.start(names)
-    budget_seconds, patience_seconds = _WORKER_BUDGETS * sync_budget_seconds, min(30.0, sync_budget_seconds / 3)
-    group = WatchedGroup(heartbeat, budget_seconds, patience_seconds, kind="worker")
-    group.connect(partial(make_own_group, [range(size)], rank, "gloo", budget_seconds))
-    return GlooWorkerGroup(rank, size, group, close=partial(group.close, LINGER_SECONDS))
+    link = RankLink(sync_budget_seconds, replace(options, port=0, announce=None))
+    try:
+        members = [info.member(r, names[r]) for r, info in enumerate(link.exchange_info(rank, names, {}))]
+        group = link.open("the worker", members, rank, seconds)
+    except (PeerLost, MemberLost) as lost:
+        raise RankLost(lost.ranks, str(lost)) from lost
+    return LinkWorkerGroup(group, _WORKER_BUDGETS * sync_budget_seconds, close=link.close)

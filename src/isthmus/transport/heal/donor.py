@@ -10,60 +10,43 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any
 
-from isthmus.core.types import UserError
-from isthmus.transport.address import join_address
 from isthmus.transport.base import TransportError
 from isthmus.transport.heal.channel import Channel, shut_down
 from isthmus.transport.heal.snapshot import CHUNK_BYTES, Outgoing, Snapshot
 
 Provide = Callable[[float], Snapshot]
 
-_MAX_CONNECTIONS = 64
 _MAX_KEPT = 2  # snapshots: the newest, and one that slow joiners are still fetching
 _MAX_REQUEST_BYTES = 4096
-_HANDSHAKE_SECONDS = 10.0
 _SIGN_OF_LIFE_SECONDS = 0.5  # while a snapshot is being made
 
 
 class StateServer:
-    """Serves snapshots of this worker's state to joiners that hold the token.
+    """Serves snapshots of this worker's state to joiners.
 
     Joiners that ask at the same time share one snapshot. It is kept until nobody has asked for a part of it for a
     while, so a joiner whose connection broke can go on with it.
 
     Args:
-        host: address of this machine at which the others reach it.
-        port: 0 takes a free one.
-        token: secret of the run.
         provide: makes a consistent snapshot, in a thread of the server; blocks until training allows it, at most the
             given `provide_seconds`, then raises.
         keep_seconds: how long a snapshot, or a connection, is kept idle.
         chunk_bytes: equal on all workers, at most 16 MiB.
-
-    Raises:
-        UserError: the address cannot be listened on.
     """
 
     def __init__(
         self,
-        host: str,
-        port: int,
-        token: str,
         provide: Provide,
         *,
         provide_seconds: float = 60.0,
         keep_seconds: float = 60.0,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        self._token, self._keep_seconds = token, keep_seconds
+        self._keep_seconds = keep_seconds
         self._snapshots = _SnapshotCache(provide, provide_seconds, keep_seconds, chunk_bytes)
-        self._listener = _listen(host, port)
-        self._listener.settimeout(min(1.0, keep_seconds))
-        self.port: int = self._listener.getsockname()[1]
-        self.address = join_address(host, self.port)
         self._connections = set[socket.socket]()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._accept, name="isthmus-donor", daemon=True)
+        self._thread = threading.Thread(target=self._sweep, name="isthmus-donor", daemon=True)
         self._thread.start()
 
     def renew(self) -> None:
@@ -74,39 +57,26 @@ class StateServer:
         """Return whether any joiner is connected."""
         return bool(self._connections)
 
+    def serve(self, connection: socket.socket) -> None:
+        """Serve a joiner until it hangs up, and close the connection."""
+        self._connections.add(connection)
+        with connection, suppress(OSError, TransportError):  # the joiner is gone, or is none of ours
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            channel = Channel(connection, lambda: self._keep_seconds)
+            while not self._closed.is_set():
+                self._reply(channel, channel.receive(_MAX_REQUEST_BYTES))
+        self._connections.discard(connection)
+
     def close(self) -> None:
         """Stop serving; joiners go on with other donors. A second call does nothing."""
         self._closed.set()
-        shut_down(self._listener)
         for connection in list(self._connections):
             shut_down(connection)
         self._thread.join()
 
-    def _accept(self) -> None:
-        with self._listener:
-            while not self._closed.is_set():
-                self._snapshots.sweep()
-                try:
-                    connection, _ = self._listener.accept()
-                except TimeoutError:
-                    continue
-                except OSError:  # closed, or too many open files: then better luck later
-                    self._closed.wait(1.0)
-                    continue
-                if self._closed.is_set() or len(self._connections) >= _MAX_CONNECTIONS:
-                    connection.close()
-                    continue
-                self._connections.add(connection)
-                threading.Thread(target=self._serve, args=[connection], name="isthmus-donor", daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        with connection, suppress(OSError, TransportError):  # the joiner is gone, or is none of ours
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            channel = Channel.accept(connection, self._token, lambda: _HANDSHAKE_SECONDS)
-            channel.patience = lambda: self._keep_seconds
-            while not self._closed.is_set():
-                self._reply(channel, channel.receive(_MAX_REQUEST_BYTES))
-        self._connections.discard(connection)
+    def _sweep(self) -> None:
+        while not self._closed.wait(min(1.0, self._keep_seconds)):
+            self._snapshots.sweep()
 
     def _reply(self, channel: Channel, request: dict[str, Any]) -> None:
         match request:
@@ -206,13 +176,3 @@ class _SnapshotCache:
             if self._coming is future:
                 self._newest, self._coming = outgoing.id, None
             self._drop(list(self._kept)[:-_MAX_KEPT])
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise UserError(
-            f"cannot serve this worker's state at {host} port {port} ({error.strerror or error}): "
-            "is that an address of this machine, and the port free?"
-        ) from error

@@ -11,10 +11,10 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from isthmus.core.types import State, UserError
-from isthmus.transport.address import split_address
+from isthmus.core.types import State
 from isthmus.transport.base import TransportError
 from isthmus.transport.heal.channel import Channel, shut_down
 from isthmus.transport.heal.download import Download
@@ -22,6 +22,8 @@ from isthmus.transport.heal.snapshot import MAX_MANIFEST_BYTES, Incoming, Manife
 
 _WINDOW = 2  # chunks asked of a donor at a time, so that the link is not idle for a round trip after each
 _MAX_REPLY_BYTES = 4096
+
+Dial = Callable[[float], socket.socket]  # connects with a donor within so many seconds, or raises `OSError`
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Fetched:
 
 
 def fetch(
-    addresses: list[str], want: str | None, token: str, progress_seconds: float, total_seconds: float, max_bytes: int
+    donors: Mapping[str, Dial], want: str | None, progress_seconds: float, total_seconds: float, max_bytes: int
 ) -> Fetched:
     """Fetch a state from donors (`isthmus.transport.heal.donor.StateServer`).
 
@@ -44,9 +46,8 @@ def fetch(
     manifest (at most 8 MiB, as text) and one chunk (at most 16 MiB).
 
     Args:
-        addresses: of the donors, "host:port", the most trusted first.
+        donors: by name, the most trusted first.
         want: id of the state; None takes the one that most donors offer, in a tie the first donor's.
-        token: secret of the run.
         progress_seconds: a donor from which nothing arrives for so long is dropped. At least 2: a donor that is
             making its snapshot gives a sign of life every 0.5 s.
         total_seconds: for everything.
@@ -55,17 +56,16 @@ def fetch(
     Raises:
         TransportError: the donors could not give it, or disagree; the message says why, for each.
     """
-    names = list(dict.fromkeys(addresses))
-    download = Download(names, progress_seconds, time.monotonic() + total_seconds)
-    donors = [_Donor(name, want, token, max_bytes, download) for name in names]
-    for donor in donors:
+    download = Download(list(donors), progress_seconds, time.monotonic() + total_seconds)
+    asked = [_Donor(name, dial, want, max_bytes, download) for name, dial in donors.items()]
+    for donor in asked:
         donor.start()
     try:
         incoming = Incoming(download.elect())
         download.receive(incoming)
     finally:
         download.end()
-        for donor in donors:
+        for donor in asked:
             donor.disconnect()
     manifest = incoming.manifest
     state = incoming.finish()
@@ -75,9 +75,9 @@ def fetch(
 class _Donor:
     """One donor, as the joiner sees it: a connection and a thread."""
 
-    def __init__(self, name: str, want: str | None, token: str, max_bytes: int, download: Download) -> None:
-        self._name, self._want, self._download = name, want, download
-        self._token, self._max_bytes = token, max_bytes
+    def __init__(self, name: str, dial: Dial, want: str | None, max_bytes: int, download: Download) -> None:
+        self._name, self._dial, self._want, self._download = name, dial, want, download
+        self._max_bytes = max_bytes
         self._connection: socket.socket | None = None
 
     def start(self) -> None:
@@ -112,11 +112,11 @@ class _Donor:
         return True
 
     def _fetch(self) -> None:
-        with socket.create_connection(_split(self._name), self._download.patience()) as self._connection:
+        with self._dial(self._download.patience()) as self._connection:
             if self._download.ended:
                 return
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            channel = Channel.connect(self._connection, self._token, self._download.patience)
+            channel = Channel(self._connection, self._download.patience)
             incoming = self._download.offer(self._name, self._ask_manifest(channel))
             if incoming is not None:
                 self._want = incoming.manifest.id  # should the connection break
@@ -164,13 +164,3 @@ def _is_ready(channel: Channel) -> bool:
         case {"error": str(reason)}:
             raise TransportError(reason)
     raise TransportError("it sent a reply unknown here")
-
-
-def _split(address: str) -> tuple[str, int]:
-    """Return host and port of a donor's address, which comes from another machine."""
-    try:
-        host, port = split_address(address)
-        host.encode("idna")
-    except (UserError, ValueError) as error:
-        raise TransportError("that is no address of the form host:port") from error
-    return host, port

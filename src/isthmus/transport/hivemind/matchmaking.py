@@ -19,7 +19,8 @@ from hivemind.proto import averaging_pb2  # type: ignore[import-untyped]
 from hivemind.utils import get_dht_time  # type: ignore[import-untyped]
 
 from isthmus.transport.base import TransportError
-from isthmus.transport.elastic.membership import MemberInfo, Rendezvous
+from isthmus.transport.elastic.member_info import MemberInfo
+from isthmus.transport.elastic.membership import Rendezvous
 from isthmus.transport.hivemind.libp2p import Node
 from isthmus.transport.hivemind.presence import Presence, PresenceRecord
 

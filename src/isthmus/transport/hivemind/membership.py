@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from isthmus.core.types import UserError
 from isthmus.transport.base import TransportError
-from isthmus.transport.elastic.membership import MemberInfo, Membership, Rendezvous, check_grace
+from isthmus.transport.elastic.member_info import MemberInfo
+from isthmus.transport.elastic.membership import Membership, Rendezvous, check_grace
 from isthmus.transport.hivemind import frames
 from isthmus.transport.hivemind.connections import Libp2pPeers, PeerConnections
 from isthmus.transport.hivemind.frames import Kind
@@ -19,6 +20,7 @@ from isthmus.transport.hivemind.libp2p import Node
 from isthmus.transport.hivemind.matchmaking import Matchmaker
 from isthmus.transport.hivemind.node_settings import NodeSettings
 from isthmus.transport.hivemind.presence import Presence
+from isthmus.transport.link_end import LinkEnd
 from isthmus.transport.peers import BufferPeers
 
 _HELLO_SECONDS = 5.0  # for a stream to say what it is for, and for this worker to come to its rendezvous
@@ -69,7 +71,7 @@ class HivemindMembership(Membership):
         return self._node.peer_id
 
     @override
-    def connect(self) -> None:
+    def connect(self, link: LinkEnd) -> None:
         self._node.start(self._connect_seconds)
         atexit.register(self.leave)
         try:

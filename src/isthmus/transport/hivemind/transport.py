@@ -10,12 +10,13 @@ from typing import Any
 
 from typing_extensions import override
 
-from isthmus.transport.address import own_address
+from isthmus.transport.address import INTERNET
 from isthmus.transport.base import ReplicatedState
 from isthmus.transport.configured import Finding
 from isthmus.transport.elastic.election import Weighting
 from isthmus.transport.elastic.transport import ElasticTransport
 from isthmus.transport.elastic.worker_ranks import rank_in_worker, worker_name, worker_number
+from isthmus.transport.link_end import LinkOptions
 
 _DIAL_SECONDS = 5.0
 
@@ -33,13 +34,15 @@ class HivemindTransport(ElasticTransport):
         announce: multiaddrs as the others see them; empty: those listened on.
         relay: let peers behind NAT be reached through others.
         grace_seconds: how long a majority that has come to a sync waits for the others that are alive.
-        host: how the other workers reach this machine, to catch up; None: the address from which it reaches the
-            first initial peer.
+        host, port, announce_link, identity, trusted: of the link, over which workers catch up; see `LinkOptions`.
 
     The other options are those of every `ElasticTransport`.
     """
 
-    PRIVATE_OPTIONS = frozenset({"host", "initial_peers", "identity_folder", "listen", "announce", "relay"})
+    PRIVATE_OPTIONS = frozenset(
+        {"initial_peers", "identity_folder", "listen", "announce", "relay"}
+        | {"host", "port", "announce_link", "identity", "trusted"}
+    )
 
     def __init__(
         self,
@@ -55,6 +58,10 @@ class HivemindTransport(ElasticTransport):
         sync_budget_seconds: float = 60.0,
         grace_seconds: float = 30.0,
         host: str | None = None,
+        port: int = 0,
+        announce_link: str | None = None,
+        identity: str | None = None,
+        trusted: str | None = None,
         shared_config: dict[str, str] | None = None,
         expected_workers: int | None = None,
         replicated_state: ReplicatedState | None = None,
@@ -65,8 +72,8 @@ class HivemindTransport(ElasticTransport):
         from isthmus.transport.hivemind.node_settings import NodeSettings
 
         name, rank = worker_name(ranks_per_worker), rank_in_worker(ranks_per_worker)
-        identity = Path(identity_folder or "runs/identity") / (f"{name}-rank-{rank}.key" if rank else f"{name}.key")
-        settings = NodeSettings(identity, initial_peers, listen, announce, allowed_peers, relay)
+        key = Path(identity_folder or "runs/identity") / (f"{name}-rank-{rank}.key" if rank else f"{name}.key")
+        settings = NodeSettings(key, initial_peers, listen, announce, allowed_peers, relay)
         membership = HivemindMembership(name, run, settings, sync_budget_seconds, grace_seconds, rank_in_worker=rank)
         super().__init__(
             membership,
@@ -75,7 +82,8 @@ class HivemindTransport(ElasticTransport):
             min_workers=min_workers,
             weighting=weighting,
             sync_budget_seconds=sync_budget_seconds,
-            state_host=host or _address_towards(initial_peers),
+            link_options=LinkOptions(host, port, announce_link, identity, trusted),
+            towards=initial_peers[0].split("/")[2] if initial_peers else INTERNET,  # of /ip4/HOST/...
             replicated_state=replicated_state,
             ranks_per_worker=ranks_per_worker,
         )
@@ -119,11 +127,6 @@ class HivemindTransport(ElasticTransport):
     @classmethod
     def apart_from_a_run(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         return {**options, "run": f"{options['run']}-doctor"}
-
-
-def _address_towards(peers: tuple[str, ...]) -> str:
-    """Return this machine's address on its way to the first of these multiaddrs (/ip4/HOST/...)."""
-    return own_address(peers[0].split("/")[2]) if peers else own_address()
 
 
 def _dial(peer: str) -> str:

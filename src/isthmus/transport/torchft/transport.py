@@ -11,12 +11,13 @@ from typing import Any
 from typing_extensions import override
 
 from isthmus.core.types import UserError
-from isthmus.transport.address import own_address, resolve, split_address
+from isthmus.transport.address import resolve, split_address
 from isthmus.transport.base import ReplicatedState
 from isthmus.transport.configured import Finding
 from isthmus.transport.elastic.election import Weighting
 from isthmus.transport.elastic.transport import ElasticTransport
 from isthmus.transport.elastic.worker_ranks import rank_in_worker, worker_name
+from isthmus.transport.link_end import LinkOptions
 from isthmus.transport.torchft.lighthouse import lighthouse as run_lighthouse
 
 _DIAL_SECONDS = 5.0
@@ -30,12 +31,12 @@ class TorchFTTransport(ElasticTransport):
         grace_seconds: how long a majority that has come to a sync waits for the others that are alive. It is the
             lighthouse that waits: this one is for the lighthouse that `isthmus launch` starts, and one of your own goes
             by `isthmus lighthouse --grace-seconds`.
-        host: how the other workers reach this machine; None: the address from which it reaches the lighthouse.
+        host, port, announce, identity, trusted: see `LinkOptions`.
 
     The other options are those of every `ElasticTransport`.
     """
 
-    PRIVATE_OPTIONS = frozenset({"host", "lighthouse"})
+    PRIVATE_OPTIONS = LinkOptions.NAMES | {"lighthouse"}
 
     def __init__(
         self,
@@ -45,6 +46,10 @@ class TorchFTTransport(ElasticTransport):
         sync_budget_seconds: float = 60.0,
         grace_seconds: float = 5.0,
         host: str | None = None,
+        port: int = 0,
+        announce: str | None = None,
+        identity: str | None = None,
+        trusted: str | None = None,
         shared_config: dict[str, str] | None = None,
         expected_workers: int | None = None,
         replicated_state: ReplicatedState | None = None,
@@ -57,15 +62,16 @@ class TorchFTTransport(ElasticTransport):
                 "outer.transport.lighthouse is missing: start one with isthmus lighthouse and give its address, "
                 "or use isthmus launch, which starts one itself"
             )
-        host, rank = host or own_address(split_address(lighthouse)[0]), rank_in_worker(ranks_per_worker)
+        rank = rank_in_worker(ranks_per_worker)
         super().__init__(
-            TorchFTMembership(lighthouse, worker_name(ranks_per_worker), sync_budget_seconds, host, rank),
+            TorchFTMembership(lighthouse, worker_name(ranks_per_worker), sync_budget_seconds, rank),
             shared_config=shared_config,
             expected_workers=expected_workers,
             min_workers=min_workers,
             weighting=weighting,
             sync_budget_seconds=sync_budget_seconds,
-            state_host=host,
+            link_options=LinkOptions(host, port, announce, identity, trusted),
+            towards=split_address(lighthouse)[0],
             replicated_state=replicated_state,
             ranks_per_worker=ranks_per_worker,
         )

@@ -1,0 +1,181 @@
+"""The members of a group and what they exchange, each directly with each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from threading import Condition
+
+from isthmus.link.channel import Channel
+from isthmus.link.errors import MemberLost
+
+_NOTHING = memoryview(b"")
+
+
+_BROKEN_TICKS = 2  # of silence, after which a member is lost of whose lanes one is broken
+
+
+@dataclass(frozen=True)
+class Member:
+    """How to reach a member of a group, and the key it must hold."""
+
+    number: int  # in errors
+    name: str  # for people
+    address: tuple[str, int]
+    fingerprint: str
+
+
+class Group:
+    """Members that exchange messages, all of them in the same order. Made by `Link.open`.
+
+    Whoever is silent for too long, or whose connection breaks, is lost, and with it the group: this member tells the
+    others whom it lost and closes its connections, and so do they.
+
+    Args:
+        name: of the group, equal on all members.
+        members: in rank order.
+        rank: of this member.
+        channels: to all other members, by rank.
+        changed: is notified whenever anything happens; its lock guards the group.
+        wake: has the link look at the channels.
+        tick_seconds: of the link.
+        patience_ticks: for which a member may be silent.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        members: Sequence[Member],
+        rank: int,
+        channels: dict[int, Channel],
+        changed: Condition,
+        wake: Callable[[], None],
+        tick_seconds: float,
+        patience_ticks: int,
+    ) -> None:
+        self.name, self.members, self.rank, self.channels = name, members, rank, channels
+        self.lost: MemberLost | None = None
+        self.left = False
+        self.bound: Group | None = None  # another group of this process, which is lost with this one
+        self._changed, self._wake = changed, wake
+        self._patience_ticks, self._patience_seconds = patience_ticks, patience_ticks * tick_seconds
+        self._num_exchanges = 0
+
+    def exchange(self, outgoing: Sequence[memoryview], incoming: Sequence[memoryview], seconds: float) -> None:
+        """Send every member its message, and fill the memory of every member's; see `start` and `wait`."""
+        self.wait(self.start(outgoing, incoming), seconds)
+
+    def start(self, outgoing: Sequence[memoryview], incoming: Sequence[memoryview]) -> int:
+        """Begin to send every member its message and to fill the memory of every member's; returns its number.
+
+        Args:
+            outgoing: by rank, possibly empty; what stands at this member's own rank is not looked at.
+            incoming: by rank, of the sizes that the others send.
+
+        Raises:
+            MemberLost: the group is closed.
+        """
+        with self._changed:
+            self.check()
+            self._num_exchanges += 1
+            for rank, channel in self.channels.items():
+                channel.expect(self._num_exchanges, incoming[rank])
+                channel.send(self._num_exchanges, outgoing[rank])
+            self._wake()
+            return self._num_exchanges
+
+    def wait(self, number: int, seconds: float) -> None:
+        """Wait until all messages of one `start` have been sent and received.
+
+        Raises:
+            MemberLost: somebody is gone, or did not take part within `seconds` from now.
+        """
+        with self._changed:
+            self._wait(number, time.monotonic() + seconds, seconds)
+
+    def check(self) -> None:
+        """Raise `MemberLost` where the group is closed."""
+        if self.lost is not None:
+            raise MemberLost(self.lost.ranks, str(self.lost))
+        if self.left:
+            raise MemberLost([], "this member has left the group")
+
+    def close(self) -> None:
+        """Leave the group. A second call does nothing."""
+        with self._changed:
+            if not self.left and self.lost is None:
+                self.left = True
+                self.tell()
+            self._wake()
+
+    def tell(self, **more: object) -> None:
+        """Send all members a heartbeat."""
+        for channel in self.channels.values():
+            channel.tell({"exchanges": self._num_exchanges, "left": self.left, **more})
+
+    def judge(self) -> None:
+        """Look at what came since the last time; to be called every tick, with the lock.
+
+        Ticks are counted, not seconds: a pause of this process must not look like the death of all others.
+        """
+        silent = []
+        for rank, channel in self.channels.items():
+            if channel.has_left:
+                continue
+            channel.silent_ticks += 1
+            if channel.silent_ticks > self._patience_ticks:
+                silent.append(rank)
+            broken = next((lane.broken for lane in channel.lanes if lane.broken), "")
+            is_parked = any(lane.is_parked for lane in channel.lanes)
+            if broken and channel.silent_ticks > _BROKEN_TICKS and not is_parked:
+                self.blame(rank, broken)
+        if silent:
+            why = f"gave no sign of life for {self._patience_seconds:.1f} s"
+            self._give_up(silent, f"{self._name(silent)} {why}")
+
+    def blame(self, rank: int, why: str) -> None:
+        """Close the group because of a member: its connection broke, or it does not keep to the rules."""
+        beat = self.channels[rank].beat
+        match beat.get("given_up"):
+            case {"numbers": list(numbers), "names": str(names)} if all(isinstance(each, int) for each in numbers):
+                self.close_for(numbers, names, f"another worker gave up on {names}")
+            case _ if beat.get("left"):
+                self.channels[rank].has_left = True  # whoever needs nothing more of it goes on
+                self._changed.notify_all()
+            case _:
+                self._give_up([rank], f"the connection to {self._name([rank])} broke: {why}")
+
+    def close_for(self, numbers: list[int], names: str, why: str) -> None:
+        """Close the group because of members, of this one or another, and tell everybody."""
+        if self.lost is None:
+            self.lost = MemberLost(numbers, why)
+            self.tell(given_up={"numbers": numbers, "names": names})
+            for channel in self.channels.values():
+                channel.forget()
+            if self.bound is not None:
+                self.bound.close_for(numbers, names, why)
+            self._changed.notify_all()
+            self._wake()
+
+    def _give_up(self, ranks: list[int], why: str) -> None:
+        self.close_for([self.members[rank].number for rank in ranks], self._name(ranks) or "this sync", why)
+
+    def _wait(self, number: int, deadline: float, seconds: float) -> None:
+        while True:
+            self.check()  # first: what was lost has been forgotten, and must not look as if it were done
+            if all(channel.is_done(number) for channel in self.channels.values()):
+                return
+            gone = [r for r, each in self.channels.items() if each.has_left and not each.is_done(number)]
+            if gone:
+                self._give_up(gone, f"{self._name(gone)} left the run")
+            elif time.monotonic() > deadline:
+                late = [r for r, channel in self.channels.items() if channel.beat.get("exchanges", 0) < number]
+                whose = f"{self._name(late)} did not come, though alive" if late else "though all take part"
+                advice = "if this is their usual pace, raise sync_budget_seconds or send less"
+                self._give_up(late, f"not done in {seconds:g} s, {whose}; {advice}")
+            else:
+                self._changed.wait(max(0.0, deadline - time.monotonic()) + 0.01)
+
+    def _name(self, ranks: Iterable[int]) -> str:
+        return ", ".join(self.members[rank].name for rank in ranks)

@@ -1,0 +1,258 @@
+"""How two members of a group connect: one dials, the other lets in whoever holds a key that it trusts."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import socket
+import ssl
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import NamedTuple, TypeVar
+
+from isthmus.core.types import UserError
+from isthmus.link.group import Member
+from isthmus.link.identity import fingerprint_of
+from isthmus.link.lane import HEADER_BYTES, HELLO, MAX_CONTROL_BYTES, Frame, prepare
+
+_HANDSHAKE_SECONDS = 5.0
+_MAX_NEWCOMERS = 64  # connections whose handshake is not done; one more, and the oldest of the busiest address goes
+_KEPT_SECONDS = 60.0  # an arrival for a group that this worker has not opened
+_RETRY_SECONDS = 0.1
+_WELCOME = b"\n"
+_MAX_LANES = 4  # in each direction, beside the one for small messages
+_SECONDS_A_LANE = 0.025  # of the round trip: one connection moves about its window, 2.5 MB, in each
+
+
+Result = TypeVar("Result")
+
+
+class Arrival(NamedTuple):
+    """A connection that is ready to become a lane."""
+
+    connection: ssl.SSLSocket
+    fingerprint: str
+    lane: int  # of `num_lanes`, the first of which is for small messages
+    num_lanes: int
+
+
+def dial(member: Member, context: ssl.SSLContext, group: str, rank: int, deadline: float) -> list[Arrival]:
+    """Return connections to a member, as many as the way is long; none where it cannot be reached in time.
+
+    It may not know yet that this worker is trusted, so whoever is turned away tries again.
+    """
+
+    def connect() -> tuple[socket.socket, float]:
+        begin = time.monotonic()
+        return socket.create_connection(member.address, deadline - begin), time.monotonic() - begin
+
+    connected = _until(deadline, connect)
+    if connected is None:
+        return []
+    spare, round_trip_seconds = [connected[0]], connected[1]
+    num_lanes = 1 + 2 * min(_MAX_LANES, math.ceil(round_trip_seconds / _SECONDS_A_LANE))
+
+    def introduce(lane: int) -> Arrival:
+        connection = spare.pop() if lane == 0 and spare else connect()[0]
+        hello = {"group": group, "rank": rank, "lane": lane, "num_lanes": num_lanes}
+        secure = _introduce(connection, member.fingerprint, context, hello)
+        prepare(secure)
+        return Arrival(secure, member.fingerprint, lane, num_lanes)
+
+    with ThreadPoolExecutor(num_lanes, "isthmus-dial") as pool:
+        found = pool.map(lambda lane: _until(deadline, lambda: introduce(lane)), range(num_lanes))
+    arrivals = [arrival for arrival in found if arrival is not None]
+    if len(arrivals) == num_lanes:
+        return arrivals
+    for arrival in arrivals:
+        arrival.connection.close()
+    return []
+
+
+def call(
+    address: tuple[str, int], fingerprint: str, context: ssl.SSLContext, service: str, seconds: float
+) -> ssl.SSLSocket:
+    """Return a connection to a service (`Welcome.services`) of the worker that holds this key.
+
+    Raises:
+        OSError: nobody answers there, or it does not let this worker in.
+    """
+    return _introduce(socket.create_connection(address, seconds), fingerprint, context, {"service": service})
+
+
+class Welcome:
+    """The port of a link: whoever connects has a few seconds to show a trusted key and to say what it comes for."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        context: Callable[[Iterable[str]], ssl.SSLContext],
+        trusted: Callable[[], Iterable[str]],
+    ) -> None:
+        self.services: dict[str, Callable[[ssl.SSLSocket], None]] = {}  # each ends with the connection
+        self._context, self._trusted = context, trusted
+        self._changed = threading.Condition()
+        self._arrivals: dict[tuple[str, int], dict[int, Arrival]] = defaultdict(dict)  # by lane
+        self._came_at: dict[tuple[str, int], float] = {}
+        self._newcomers: dict[socket.socket, str] = {}  # and their addresses, oldest first
+        try:
+            self._listener = socket.create_server((host, port), backlog=128)
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise UserError(f"{host} is no address of this machine ({error.strerror})") from error
+            raise UserError(f"{host}, port {port}, cannot be listened on: {error.strerror}") from error
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, name="isthmus-welcome", daemon=True)
+        self._thread.start()
+
+    def wait_for(self, group: str, rank: int, fingerprint: str, deadline: float) -> list[Arrival]:
+        """Return all connections of a member of a group; none where it did not come in time."""
+        key = (group, rank)
+        with self._changed:
+            while True:
+                found = [each for each in self._arrivals.get(key, {}).values() if each.fingerprint == fingerprint]
+                if found and len(found) == found[0].num_lanes:
+                    del self._arrivals[key], self._came_at[key]
+                    return sorted(found, key=lambda arrival: arrival.lane)
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() > deadline:
+                    return []
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+        with self._changed:
+            for connection in list(self._newcomers):
+                _end(connection)
+            for arrivals in self._arrivals.values():
+                for arrival in arrivals.values():
+                    arrival.connection.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, (address, *_) = self._listener.accept()
+            except OSError:
+                if self._listener.fileno() < 0:
+                    return
+                time.sleep(_RETRY_SECONDS)  # too many open files
+                continue
+            with self._changed:
+                self._make_room()
+                self._newcomers[connection] = address
+            threading.Thread(target=self._let_in, args=[connection], name="isthmus-hello", daemon=True).start()
+
+    def _make_room(self) -> None:
+        """End the oldest handshake of the address that has most of them, where there are too many."""
+        if len(self._newcomers) >= _MAX_NEWCOMERS:
+            addresses = list(self._newcomers.values())
+            busiest = max(addresses, key=addresses.count)
+            oldest = next(each for each, address in self._newcomers.items() if address == busiest)
+            del self._newcomers[oldest]
+            _end(oldest)
+
+    def _let_in(self, connection: socket.socket) -> None:
+        try:
+            connection.settimeout(_HANDSHAKE_SECONDS)
+            context = self._context(self._trusted())
+            with self._changed:
+                address = self._newcomers.pop(connection)
+                connection = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+                self._newcomers[connection] = address
+            connection.do_handshake()
+            hello = _read_hello(connection)
+            connection.sendall(_WELCOME)
+        except (OSError, ValueError, KeyError):  # nobody who is trusted, one that gave up, or that had to make room
+            connection.close()
+            return
+        finally:
+            with self._changed:
+                self._newcomers.pop(connection, None)
+        if isinstance(hello, str):
+            self.services.get(hello, ssl.SSLSocket.close)(connection)
+        else:
+            self._note_arrival(connection, *hello)
+
+    def _note_arrival(self, connection: ssl.SSLSocket, group: str, rank: int, lane: int, num_lanes: int) -> None:
+        prepare(connection)
+        with self._changed:
+            self._sweep()
+            former = self._arrivals[group, rank].get(lane)
+            if former is not None:
+                former.connection.close()
+            self._arrivals[group, rank][lane] = Arrival(connection, fingerprint_of(connection), lane, num_lanes)
+            self._came_at[group, rank] = time.monotonic()
+            self._changed.notify_all()
+
+    def _sweep(self) -> None:
+        """Close what came for a group that was never opened here."""
+        for key, came_at in list(self._came_at.items()):
+            if time.monotonic() > came_at + _KEPT_SECONDS:
+                del self._came_at[key]
+                for arrival in self._arrivals.pop(key).values():
+                    arrival.connection.close()
+
+
+def _until(deadline: float, attempt: Callable[[], Result]) -> Result | None:
+    """Try until it succeeds; None when the time is over."""
+    while time.monotonic() < deadline:
+        with suppress(OSError):
+            return attempt()
+        time.sleep(min(_RETRY_SECONDS, max(0.0, deadline - time.monotonic())))
+    return None
+
+
+def _introduce(
+    connection: socket.socket, fingerprint: str, context: ssl.SSLContext, hello: dict[str, object]
+) -> ssl.SSLSocket:
+    """Return the connection when its other end has proved its key, and has let this worker in."""
+    try:
+        connection.settimeout(_HANDSHAKE_SECONDS)
+        connection = context.wrap_socket(connection)
+        if fingerprint_of(connection) != fingerprint:
+            raise ConnectionRefusedError("whoever answers there holds another key")
+        payload = json.dumps(hello).encode()
+        connection.sendall(Frame(HELLO, len(payload)).pack() + payload)
+        _read(connection, len(_WELCOME))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _read_hello(connection: socket.socket) -> str | tuple[str, int, int, int]:
+    """Return the name of a service, or group, rank, lane and number of lanes; `ValueError` where it is neither."""
+    frame = Frame.unpack(_read(connection, HEADER_BYTES))
+    if frame.kind != HELLO or frame.num_bytes > MAX_CONTROL_BYTES:
+        raise ValueError("no hello")
+    match json.loads(_read(connection, frame.num_bytes)):
+        case {"service": str(service)}:
+            return service
+        case {"group": str(group), "rank": int(rank), "lane": int(lane), "num_lanes": int(num_lanes)}:
+            if 0 <= lane < num_lanes <= 1 + 2 * _MAX_LANES:
+                return group, rank, lane, num_lanes
+    raise ValueError("no hello")
+
+
+def _read(connection: socket.socket, num_bytes: int) -> bytes:
+    data = b""
+    while len(data) < num_bytes:
+        part = connection.recv(num_bytes - len(data))
+        if not part:
+            raise ConnectionResetError("the connection was closed")
+        data += part
+    return data
+
+
+def _end(connection: socket.socket) -> None:
+    """End a connection on which a thread waits."""
+    with suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # that of TLS would go on in the clear

@@ -1,0 +1,244 @@
+"""One end of the link: a port at which the others are let in, and a thread that moves the bytes of all groups."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from isthmus.link.channel import Channel
+from isthmus.link.errors import MemberLost, Misbehaviour
+from isthmus.link.group import Group, Member
+from isthmus.link.handshake import Arrival, Welcome, call, dial
+from isthmus.link.identity import Identity
+from isthmus.link.lane import Lane, Load
+
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+_CLOSE_SECONDS = 1.0  # for the others to read why, and to close
+
+
+class Link:
+    """This process's end of the link.
+
+    Args:
+        identity: of this worker.
+        trusted: returns the fingerprints of those who are let in; asked whenever a connection is made.
+        host: address of this machine to listen on.
+        port: 0 takes a free one.
+        tick_seconds: between two heartbeats, and between two looks at those of the others.
+        patience_seconds: how long a member may be silent.
+
+    Raises:
+        UserError: the address cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        trusted: Callable[[], Iterable[str]],
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tick_seconds: float = 0.5,
+        patience_seconds: float = 10.0,
+    ) -> None:
+        self.identity = identity
+        self._trusted = trusted
+        self._tick_seconds = tick_seconds
+        self._patience_ticks = max(2, round(patience_seconds / tick_seconds))
+        self._changed = threading.Condition()
+        self._groups: list[Group] = []
+        self._closing: dict[ssl.SSLSocket, float] = {}  # and until when
+        self._unread: dict[Lane, Callable[[int], None]] = {}  # the network will not tell that there is more
+        self._selector = selectors.DefaultSelector()
+        self._wakeup, self._wakeup_sender = socket.socketpair()
+        self._wakeup.setblocking(False)
+        self._selector.register(self._wakeup, _READ, self._look_at_all)
+        self._closed = self._stopped = False  # `close` was called; the thread has nothing more to do
+        self._welcome = Welcome(host, port, partial(identity.tls_context, server=True), trusted)
+        self.address = (host, self._welcome.port)
+        self._thread = threading.Thread(target=self._run, name="isthmus-link", daemon=True)
+        self._thread.start()
+
+    def open(self, name: str, members: Sequence[Member], rank: int, seconds: float) -> Group:
+        """Connect with all members of a group, who do the same.
+
+        Args:
+            name: of the group; no other one of these members has had it.
+            members: in rank order.
+            rank: of this one.
+            seconds: how long it may take.
+
+        Raises:
+            MemberLost: somebody did not come.
+        """
+        deadline = time.monotonic() + seconds
+        channels = {r: Channel(member.name, self._changed.notify_all) for r, member in enumerate(members) if r != rank}
+        group = Group(
+            name, members, rank, channels, self._changed, self._wake, self._tick_seconds, self._patience_ticks
+        )
+        context = self.identity.tls_context(self._trusted(), server=False)
+        arrivals: dict[int, list[Arrival]] = {}
+        threads = [
+            threading.Thread(
+                target=lambda r=r: arrivals.update({r: dial(members[r], context, name, rank, deadline)}), daemon=True
+            )
+            for r in range(rank)
+        ]
+        for thread in threads:
+            thread.start()
+        for r in range(rank + 1, len(members)):
+            arrivals[r] = self._welcome.wait_for(name, r, members[r].fingerprint, deadline)
+        for thread in threads:
+            thread.join()
+        missing = [r for r in channels if not arrivals[r]]
+        if missing:
+            for found in arrivals.values():
+                for arrival in found:
+                    arrival.connection.close()
+            names = ", ".join(members[r].name for r in missing)
+            raise MemberLost([members[r].number for r in missing], f"no connection to {names} within {seconds:g} s")
+        with self._changed:
+            if self._stopped:
+                raise MemberLost([], "this worker has left")
+            for r, found in arrivals.items():
+                loads: list[Load] = ["nothing", "bulk"] if r < rank else ["bulk", "nothing"]  # who dialled has the odd
+                channels[r].lanes = [
+                    Lane(each.connection, channels[r], loads[each.lane % 2] if each.lane else "small") for each in found
+                ]
+            self._groups.append(group)
+            self._wake()
+        return group
+
+    def serve(self, service: str, handler: Callable[[ssl.SSLSocket], None]) -> None:
+        """Have a handler, on a thread of its own, look after every connection that a trusted worker opens to a service.
+
+        It closes the connection in the end.
+        """
+        self._welcome.services[service] = handler
+
+    def call(self, address: tuple[str, int], fingerprint: str, service: str, seconds: float) -> ssl.SSLSocket:
+        """Return a connection to a service of the worker that holds this key.
+
+        Raises:
+            OSError: nobody answers there within so many seconds, or it does not let this worker in.
+        """
+        context = self.identity.tls_context(self._trusted(), server=False)
+        return call(address, fingerprint, context, service, seconds)
+
+    def close(self) -> None:
+        """Leave all groups, and end. A second call does nothing."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            groups = list(self._groups)
+        for group in groups:
+            group.close()
+        self._welcome.close()
+        self._stopped = True
+        self._wake()
+        self._thread.join()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # it is awake, or has ended
+            self._wakeup_sender.send(b"\0")
+
+    def _run(self) -> None:
+        next_tick = time.monotonic()
+        while not self._stopped or self._groups or self._closing:
+            ready = self._selector.select(0 if self._unread else max(0.0, next_tick - time.monotonic()))
+            with self._changed:
+                for key, events in ready:
+                    key.data(events)
+                for lane, serve in list(self._unread.items()):
+                    if lane in self._unread:
+                        serve(_READ)
+                if time.monotonic() >= next_tick:
+                    next_tick = time.monotonic() + self._tick_seconds
+                    self._tick()
+        self._selector.close()
+        self._wakeup.close()
+        self._wakeup_sender.close()
+
+    def _look_at_all(self, events: int = 0) -> None:
+        """Look at all lanes: something is to be sent, was asked for, or has ended."""
+        with suppress(BlockingIOError):
+            self._wakeup.recv(1 << 12)
+        for group in list(self._groups):
+            if group.lost is None and not group.left:
+                for rank, channel in group.channels.items():
+                    for lane in channel.lanes:
+                        if not lane.broken:
+                            self._serve(group, rank, lane, _WRITE | (_READ if lane.is_parked else 0))
+            if group.lost is not None or group.left:
+                self._let_go(group)
+
+    def _serve(self, group: Group, rank: int, lane: Lane, events: int) -> None:
+        """Do what a lane can do now."""
+        serve = partial(self._serve, group, rank, lane)
+        if group.lost is not None or group not in self._groups:
+            return
+        try:
+            if events & _READ and lane.read():
+                self._unread[lane] = serve
+            elif events & _READ:
+                self._unread.pop(lane, None)
+            interest = (0 if lane.is_parked else _READ) | (_WRITE if lane.write() else 0)
+        except Misbehaviour as error:
+            group.blame(rank, str(error))
+        except OSError as error:
+            self._unread.pop(lane, None)
+            self._watch(lane.connection, 0, serve)
+            lane.broken = str(error)  # the other lanes may still bring what was sent before, and why
+            if all(each.broken for each in group.channels[rank].lanes):
+                group.blame(rank, lane.broken)
+        else:
+            self._watch(lane.connection, interest, serve)
+
+    def _watch(self, connection: ssl.SSLSocket, interest: int, serve: Callable[[int], None]) -> None:
+        key = self._selector.get_map().get(connection)
+        if key is None and interest:
+            self._selector.register(connection, interest, serve)
+        elif key is not None and not interest:
+            self._selector.unregister(connection)
+        elif key is not None and key.events != interest:
+            self._selector.modify(connection, interest, serve)
+
+    def _let_go(self, group: Group) -> None:
+        """Close all lanes of a group, once the others have had a moment to read why."""
+        self._groups.remove(group)
+        for channel in group.channels.values():
+            for lane in channel.lanes:
+                self._unread.pop(lane, None)
+                with suppress(OSError):
+                    lane.write_last()
+                    self._watch(lane.connection, _READ, partial(self._drain, lane.connection))
+                self._closing[lane.connection] = time.monotonic() + _CLOSE_SECONDS
+            channel.lanes = []
+
+    def _drain(self, connection: ssl.SSLSocket, events: int) -> None:
+        """Read what nobody wants any more, so that the others get what was sent last; then close."""
+        with suppress(OSError):
+            if connection.recv(1 << 16):
+                return
+        self._close(connection)
+
+    def _close(self, connection: ssl.SSLSocket) -> None:
+        del self._closing[connection]
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(connection)
+        connection.close()
+
+    def _tick(self) -> None:
+        for group in self._groups:
+            group.tell()
+            group.judge()
+        self._look_at_all()
+        for connection, until in list(self._closing.items()):
+            if self._stopped or time.monotonic() > until:
+                self._close(connection)

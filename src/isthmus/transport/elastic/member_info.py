@@ -1,0 +1,104 @@
+"""What a worker tells the others at a rendezvous, and the check of what comes from another machine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from isthmus.core.types import UserError
+from isthmus.link.identity import check_fingerprint
+from isthmus.transport.address import split_address
+
+MemberInfo = dict[str, Any]  # plain JSON values, at most a few kilobytes
+
+
+def _address(text: str) -> str:
+    try:
+        split_address(text)
+    except UserError as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
+def _key(text: str) -> str:
+    try:
+        check_fingerprint(text)
+    except UserError as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
+_Count = Annotated[int, Field(ge=0)]
+_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class RankAddress(TypedDict):
+    """Where the link of a rank is, and the key that it holds."""
+
+    address: Annotated[str, AfterValidator(_address)]
+    key: Annotated[str, AfterValidator(_key)]
+
+
+class Reachable(TypedDict):
+    """The part of a worker's info by which its ranks are reached: one of each a rank."""
+
+    links: Annotated[list[RankAddress], Field(min_length=1)]
+    contacts: Annotated[list[Any], Field(min_length=1)]  # in the engine's own terms
+
+
+class Told(Reachable):
+    """The whole of what a worker tells.
+
+    Attributes:
+        shared_config: the flat configuration that all workers must share.
+        version, chain: how many commits its state holds, and which they were.
+        outer_step: the sync that it asks for.
+        needed_workers: with fewer it does not commit.
+        healed: it has caught up, and has been in no commit since.
+        proposal: what it wants committed with the sync.
+        finished: it has come to the end of the run.
+        speed: inner steps a second.
+        download_seconds, adopt_seconds: what catching up has taken, until it takes part in a commit.
+        samples_per_step: of this worker.
+    """
+
+    shared_config: dict[str, str]
+    version: _Count
+    chain: str
+    outer_step: _Count
+    needed_workers: _Count
+    healed: bool
+    proposal: Any
+    finished: bool
+    speed: _Amount
+    download_seconds: _Amount
+    adopt_seconds: _Amount
+    samples_per_step: _Count
+
+
+_REACHABLE, _TOLD = TypeAdapter(Reachable), TypeAdapter(Told)
+
+
+def read_reachable(info: Any) -> MemberInfo:
+    """Return what another worker told, whose ranks all say how they are reached; raises `ValueError` else."""
+    return _read(_REACHABLE, info)
+
+
+def read_told(info: Any) -> MemberInfo:
+    """Return what another worker told, with all that a worker tells; raises `ValueError` else."""
+    return _read(_TOLD, info)
+
+
+def _read(adapter: TypeAdapter[Any], info: Any) -> MemberInfo:
+    try:
+        adapter.validate_python(info, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise ValueError(f"{where}: {first['msg']}: install the same version of isthmus everywhere") from None
+    if len(info["links"]) != len(info["contacts"]):
+        raise ValueError("links and contacts are not of the same ranks")
+    read: MemberInfo = info
+    return read

@@ -1,0 +1,166 @@
+"""The collectives over a link: each worker exchanges directly with each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from typing_extensions import override
+
+from isthmus.core.streams import copy_to
+from isthmus.core.types import Tensors, WorkerGroup
+from isthmus.link import Group, MemberLost
+from isthmus.transport.base import PeerLost, RankLost, TransportError
+from isthmus.transport.peers import BufferPeers
+from isthmus.transport.wire import all_gather_object, each_from_buffer, to_buffer
+from isthmus.transport.worker_group import SINGLE_RANK
+
+NOT_JOINED = "this worker has not joined, or has left"
+_NOTHING = memoryview(b"")
+_PIECE_VALUES = 1 << 19  # of a reduction: the sums of one cross while the next ones come in
+
+
+class LinkPeers(BufferPeers):
+    """The peers of one sync over a group of the link, or none where this worker is alone.
+
+    Everything crosses once, a reduction twice: each worker sums the part that it owns of all messages, in rank
+    order, and sends the sum to the others.
+
+    Args:
+        group: of the link.
+        rank, weights: see `BufferPeers`.
+        name: of the sync, for error messages.
+        sync_budget_seconds: bound on one collective.
+        worker_group: this worker's ranks.
+    """
+
+    def __init__(
+        self,
+        group: Group | None,
+        rank: int,
+        weights: list[float],
+        name: str,
+        sync_budget_seconds: float,
+        worker_group: WorkerGroup = SINGLE_RANK,
+    ) -> None:
+        super().__init__(rank, weights)
+        self.worker_group = worker_group
+        self._group, self._name, self._seconds = group, name, sync_budget_seconds
+
+    @override
+    def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
+        values = copy_to(buffer, torch.device("cpu")) if buffer.is_cuda else buffer
+        parts = values.tensor_split(self.size)
+        theirs = parts[self.rank].new_empty(self.size, len(parts[self.rank]))
+        pieces = [slice(begin, begin + _PIECE_VALUES) for begin in range(0, len(parts[0]), _PIECE_VALUES)]
+        group, what = self._joined("all_reduce")
+        first = [start(group, what, [part[piece] for part in parts], list(theirs[:, piece])) for piece in pieces]
+        second = []
+        for shot, piece in zip(first, pieces, strict=True):
+            finish(group, what, shot, self._seconds)
+            own = parts[self.rank][piece]
+            theirs[self.rank, piece] = own
+            own[:] = theirs[0, piece]
+            for their in theirs[1:, piece]:
+                own += their
+            second.append(start(group, what, [own] * self.size, [part[piece] for part in parts]))
+        for shot in second:
+            finish(group, what, shot, self._seconds)
+        return values.to(buffer.device)
+
+    @override
+    def _all_gather(self, buffer: torch.Tensor) -> torch.Tensor:
+        own = copy_to(buffer, torch.device("cpu")) if buffer.is_cuda else buffer
+        result = own.new_empty(self.size, len(own))
+        self._exchange("all_gather", [own] * self.size, list(result))
+        result[self.rank] = own
+        return result.view(-1).to(buffer.device)
+
+    @override
+    def _all_to_all(self, buffer: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        parts = (copy_to(buffer, torch.device("cpu")) if buffer.is_cuda else buffer).split_with_sizes(sizes)
+        result = buffer.new_empty(self.size, sizes[self.rank], device="cpu")
+        self._exchange("all_to_all", parts, list(result))
+        result[self.rank] = parts[self.rank]
+        return result.view(-1).to(buffer.device)
+
+    def _exchange(self, kind: str, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> None:
+        group, what = self._joined(kind)
+        finish(group, what, start(group, what, outgoing, incoming), self._seconds)
+
+    def _joined(self, kind: str) -> tuple[Group, str]:
+        what = f"{kind} of {self._name}"
+        if self._group is None or self._group.left:
+            raise TransportError(f"{what}: {NOT_JOINED}")
+        return self._group, what
+
+
+class LinkWorkerGroup:
+    """The ranks of a worker that has several; see `isthmus.core.types.WorkerGroup`."""
+
+    def __init__(self, group: Group, budget_seconds: float, close: Callable[[], None] | None = None) -> None:
+        self.rank, self.size = group.rank, len(group.members)
+        self.close = close or group.close
+        self._group, self._seconds = group, budget_seconds
+
+    def all_gather(self, tensors: Tensors) -> list[Tensors]:
+        """Return the tensors of all ranks in rank order; shapes and dtypes must be equal.
+
+        Raises:
+            RankLost: one of the ranks is gone.
+        """
+        what = "all_gather inside the worker"
+        if self._group.left:
+            raise TransportError(f"{what}: {NOT_JOINED}")
+        own = to_buffer(tensors)
+        result = own.new_empty(self.size, len(own), device="cpu")
+        try:
+            shot = start(self._group, what, [own.cpu()] * self.size, list(result))
+            finish(self._group, what, shot, self._seconds)
+        except PeerLost as lost:
+            raise RankLost(lost.ranks, str(lost)) from lost
+        result[self.rank] = own
+        return each_from_buffer(result.view(-1).to(own.device), tensors, self.size)
+
+    def all_gather_object(self, value: object) -> list[object]:
+        """Return the values of all ranks in rank order: whatever JSON can hold."""
+        return all_gather_object(self.all_gather, value)
+
+    def check(self) -> None:
+        """Raise `RankLost` where a rank of this worker is gone."""
+        try:
+            self._group.check()
+        except MemberLost as lost:
+            raise RankLost(lost.ranks, str(lost)) from lost
+
+
+def start(group: Group, what: str, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> int:
+    """Begin to send every member its tensor, and to fill a tensor for every member's; returns the number to `finish`.
+
+    All tensors are contiguous, on the CPU.
+    """
+    with _lost_peers(what):
+        return group.start([_bytes_of(each) for each in outgoing], [_bytes_of(each) for each in incoming])
+
+
+def finish(group: Group, what: str, number: int, seconds: float) -> None:
+    """Wait until all tensors of a `start` are sent and received.
+
+    Raises:
+        PeerLost: somebody is gone, or did not take part in time.
+    """
+    with _lost_peers(what):
+        group.wait(number, seconds)
+
+
+@contextmanager
+def _lost_peers(what: str) -> Iterator[None]:
+    try:
+        yield
+    except MemberLost as lost:
+        raise PeerLost(lost.ranks, f"{what} failed: {lost}") from lost
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.view(torch.uint8).numpy()) if tensor.numel() else _NOTHING  # type: ignore[arg-type]
