@@ -20,8 +20,8 @@ def test_identity_35_a_collective_ends_for_everybody_at_the_latest_start_plus_it
         transport.advance(10.0 * rank)  # the slowest arrives at 20
         peers, times = transport.quorum(0), []
         for call in (
-            lambda: peers.all_reduce_mean([torch.zeros(750_000)]),  # ring: 4 steps of 1 MB
-            lambda: peers.all_gather([torch.zeros(250_000)]),  # 2 steps of 1 MB
+            lambda: peers.all_reduce_mean([torch.zeros(750_000)]),  # twice 2 parts of 1 MB up each link
+            lambda: peers.all_gather([torch.zeros(250_000)]),  # 1 MB to 2 others
             lambda: peers.all_to_all([[torch.zeros(125_000)]] * 3),  # 2 parts of 0.5 MB up each link
         ):
             call()
@@ -29,7 +29,7 @@ def test_identity_35_a_collective_ends_for_everybody_at_the_latest_start_plus_it
         return times
 
     for times in run(LocalWorld(3, 8 * MBIT, 0.25), worker):
-        assert times == pytest.approx([20 + 4 * 1.25, 25 + 2 * 1.25, 27.5 + 1.0 + 0.25])
+        assert times == pytest.approx([20 + 4.0 + 0.25, 24.25 + 2.0 + 0.25, 26.5 + 1.0 + 0.25])
 
 
 def test_uneven_links():
@@ -41,6 +41,46 @@ def test_uneven_links():
         return transport.now()
 
     assert run(world, worker) == pytest.approx([2.1, 2.1])
+
+
+def test_windows_of_long_links_bind():
+    """A round trip of 0.1 s opens four connections, each of 1 MB a round trip: 40 MB/s, however wide the link is."""
+
+    def worker(rank, transport):
+        transport.quorum(0).all_gather([torch.zeros(10_000_000)])
+        return transport.now()
+
+    assert run(LocalWorld(2, 10_000 * MBIT, 0.05, window_bytes=1e6), worker) == pytest.approx([1.05, 1.05])
+
+
+def test_a_rendezvous_takes_three_trips():
+    def worker(rank, transport):
+        transport.advance(rank)
+        transport.commit(transport.quorum(0), True)
+        return transport.now()
+
+    world = LocalWorld(2, None, 0.25, has_rendezvous=True)
+    world.recorded = []
+    assert run(world, worker) == [1 + 4 * 0.25] * 2
+    assert [collective.kind for collective in world.recorded] == ["rendezvous", "all_gather"]
+
+
+def test_an_exchange_of_other_sizes_for_every_pair():
+    """Rank r sends 100 r + 10 s bytes of value r to rank s, over 8,000 bits a second and then a tenth of them."""
+
+    def worker(rank, transport):
+        peers = transport.quorum(0)
+        outgoing = [torch.full((100 * rank + 10 * to,), rank, dtype=torch.uint8) for to in range(3)]
+        incoming = [torch.empty(100 * sender + 10 * rank, dtype=torch.uint8) for sender in range(3)]
+        times = []
+        for num_connections in (None, 1):
+            peers.exchange(outgoing, incoming, num_connections)
+            times.append(transport.now())
+        assert [each.tolist() for each in incoming] == [[r] * (100 * r + 10 * rank) for r in range(3)]
+        return times
+
+    world = LocalWorld(3, 8000.0, 0.5, window_bytes=100.0)  # one connection moves 800 bits in a round trip of a second
+    assert run(world, worker) == [pytest.approx([410 * 8 / 3200 + 0.5, 410 * 8 * (1 / 3200 + 1 / 800) + 1])] * 3
 
 
 def on_a_communication_thread(transport, job):

@@ -41,6 +41,11 @@ class Arrival(NamedTuple):
     num_lanes: int
 
 
+def num_bulk_lanes(round_trip_seconds: float) -> int:
+    """Return how many connections carry large messages in each direction of so long a way."""
+    return max(1, min(_MAX_LANES, math.ceil(round_trip_seconds / _SECONDS_A_LANE)))
+
+
 def dial(member: Member, context: ssl.SSLContext, group: str, rank: int, deadline: float) -> list[Arrival]:
     """Return connections to a member, as many as the way is long; none where it cannot be reached in time.
 
@@ -55,7 +60,7 @@ def dial(member: Member, context: ssl.SSLContext, group: str, rank: int, deadlin
     if connected is None:
         return []
     spare, round_trip_seconds = [connected[0]], connected[1]
-    num_lanes = 1 + 2 * min(_MAX_LANES, math.ceil(round_trip_seconds / _SECONDS_A_LANE))
+    num_lanes = 1 + 2 * num_bulk_lanes(round_trip_seconds)
 
     def introduce(lane: int) -> Arrival:
         connection = spare.pop() if lane == 0 and spare else connect()[0]

@@ -14,30 +14,37 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from typing_extensions import override
 
 from isthmus.core.types import Peers
+from isthmus.link.handshake import num_bulk_lanes
 from isthmus.transport.base import ElasticPart, PeerLost, Replica, TransportError
 from isthmus.transport.configured import ConfiguredTransport
-from isthmus.transport.link_model import LinkModel, PerLink
+from isthmus.transport.link_model import Collective, CollectiveKind, LinkModel, PerLink
 from isthmus.transport.peers import BufferPeers, name_workers, vote
 from isthmus.transport.worker_group import SINGLE_RANK
 
 Result = TypeVar("Result")
+Kind = CollectiveKind | Literal["exchange"]
 
 
 @dataclass(frozen=True)
 class _Arrival:
     """The part of one worker in a collective."""
 
-    kind: str
+    kind: Kind
     start: float  # its clock
     buffer: torch.Tensor
     sizes: list[int]  # bytes for each rank
     lost: bool = False
+
+    @property
+    def call(self) -> str:
+        """What all workers must have called alike."""
+        return self.kind if self.kind == "exchange" else f"{self.kind} of {self.sizes} bytes"
 
 
 class LocalWorld:
@@ -46,8 +53,13 @@ class LocalWorld:
     Args:
         num_workers: how many.
         bandwidth_bits_per_second: of every link, or one value per [sender][receiver]; None: infinite.
-        latency_seconds: of every link, or one value per [sender][receiver].
+        latency_seconds: of every link, one way, or one value per [sender][receiver].
         weights: each worker's share of the mean, summing to 1; None: equal shares.
+        window_bytes: that one connection moves in a round trip (`WINDOW_BYTES` is usual); None: as many as there are.
+        has_rendezvous: whether a sync begins with the workers finding one another, as in an elastic world.
+
+    Attributes:
+        recorded: all collectives from now on, where a list is put here.
     """
 
     def __init__(
@@ -56,9 +68,13 @@ class LocalWorld:
         bandwidth_bits_per_second: PerLink | None = None,
         latency_seconds: PerLink = 0.0,
         weights: Sequence[float] | None = None,
+        window_bytes: float | None = None,
+        has_rendezvous: bool = False,
     ) -> None:
         self.num_workers = num_workers
-        self.links = LinkModel.between(num_workers, bandwidth_bits_per_second, latency_seconds)
+        self.links = LinkModel.between(num_workers, bandwidth_bits_per_second, latency_seconds, window_bytes)
+        self.has_rendezvous = has_rendezvous
+        self.recorded: list[Collective] | None = None
         self.weights = [1 / num_workers] * num_workers if weights is None else list(weights)
         self.refused: set[tuple[int, int]] = set()  # (outer_step, rank) of votes that will be no
         self.lost: set[tuple[int, int]] = set()  # (outer_step, rank) of messages that will be lost
@@ -103,7 +119,7 @@ class LocalWorld:
         lost = [r for r, a in enumerate(arrivals) if a.lost]
         if lost:
             raise TransportError(f"a message of {name_workers(lost)} was lost")
-        calls = [f"{a.kind} of {a.sizes} bytes" for a in arrivals]
+        calls = [arrival.call for arrival in arrivals]
         if len(set(calls)) > 1:
             raise TransportError(f"workers disagree, in rank order they called: {', '.join(calls)}")
         return arrivals
@@ -132,7 +148,10 @@ class Local(ConfiguredTransport):
     def quorum(self, outer_step: int, proposal: Any = None) -> BufferPeers:
         """Return all workers, always; the sync begins at the calling thread's time."""
         self.world.check_alive(self.rank)
-        return _LocalPeers(self, outer_step)
+        peers = _LocalPeers(self, outer_step)
+        if self.world.has_rendezvous:
+            peers.meet()
+        return peers
 
     def commit(self, peers: Peers, ok: bool, fingerprint: bytes = b"") -> bool:
         """Vote, and return whether all agreed; see `Transport.commit`."""
@@ -167,27 +186,53 @@ class _LocalPeers(BufferPeers):
         self.outer_step = outer_step
         self._transport, self._links = transport, transport.world.links
 
+    def meet(self) -> None:
+        """Take the time of a rendezvous."""
+        self._call("rendezvous", torch.empty(0, dtype=torch.uint8), [])
+
+    @override
+    def connections_to(self, rank: int) -> int:
+        return num_bulk_lanes(self._links.round_trip_seconds(self.rank, rank))
+
+    @override
+    def exchange(
+        self, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor], num_connections: int | None = None
+    ) -> None:
+        arrivals = self._enter("exchange", torch.cat(list(outgoing)), [len(part) for part in outgoing])
+        sizes = [arrival.sizes for arrival in arrivals]
+        self._finish(arrivals, self._links.exchange_seconds(lambda a, b: sizes[a][b], num_connections))
+        for arrival, into in zip(arrivals, incoming, strict=True):
+            into.copy_(arrival.buffer.split_with_sizes(arrival.sizes)[self.rank])
+
+    @override
     def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
-        arrivals = self._enter("all_reduce", buffer, [4 * len(buffer)])
-        steps = 2 * (self.size - 1)
-        self._finish(arrivals, self._links.ring_seconds(steps, 4 * len(buffer) / self.size))
+        arrivals = self._call("all_reduce", buffer, [4 * len(buffer)])
         total = arrivals[0].buffer.clone()
         for arrival in arrivals[1:]:
             total += arrival.buffer
         return total
 
+    @override
     def _all_gather(self, buffer: torch.Tensor) -> torch.Tensor:
-        arrivals = self._enter("all_gather", buffer, [len(buffer)])
-        self._finish(arrivals, self._links.ring_seconds(self.size - 1, len(buffer)))
-        return torch.cat([arrival.buffer for arrival in arrivals])
+        return torch.cat([arrival.buffer for arrival in self._call("all_gather", buffer, [len(buffer)])])
 
+    @override
     def _all_to_all(self, buffer: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-        arrivals = self._enter("all_to_all", buffer, sizes)
-        self._finish(arrivals, self._links.all_to_all_seconds([arrival.sizes for arrival in arrivals]))
+        arrivals = self._call("all_to_all", buffer, sizes)
         start, end = sum(sizes[: self.rank]), sum(sizes[: self.rank + 1])
         return torch.cat([arrival.buffer[start:end] for arrival in arrivals])
 
-    def _enter(self, kind: str, buffer: torch.Tensor, sizes: list[int]) -> list[_Arrival]:
+    def _call(self, kind: CollectiveKind, buffer: torch.Tensor, sizes: list[int]) -> list[_Arrival]:
+        """Return what all workers brought to a collective, at its end."""
+        arrivals = self._enter(kind, buffer, sizes)
+        collective = Collective(kind, [arrival.sizes for arrival in arrivals])
+        recorded = self._transport.world.recorded
+        if recorded is not None and self.rank == 0:
+            recorded.append(collective)
+        self._finish(arrivals, self._links.seconds(collective))
+        return arrivals
+
+    def _enter(self, kind: Kind, buffer: torch.Tensor, sizes: list[int]) -> list[_Arrival]:
         world, key = self._transport.world, (self.outer_step, self.rank)
         lost = key in world.lost
         world.lost.discard(key)

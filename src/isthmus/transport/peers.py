@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -63,6 +63,22 @@ class BufferPeers:
             buffer = self._all_to_all(buffer, sizes)
             self._count(sum(sizes) - own, (self.size - 1) * own)
         return each_from_buffer(buffer, parts[self.rank], self.size)
+
+    def connections_to(self, rank: int) -> int:
+        """Return how many connections carry large messages to a peer."""
+        return 1
+
+    def exchange(
+        self, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor], num_connections: int | None = None
+    ) -> None:
+        """Send every peer its buffer, and fill one from every peer, as `isthmus doctor` does to measure the links.
+
+        Args:
+            outgoing: by rank, [n] uint8 on the CPU; both ends know n, which may be 0.
+            incoming: by rank, likewise.
+            num_connections: that carry what this worker sends to a peer; None: all there are.
+        """
+        raise NotImplementedError
 
     def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
         """Sum [n] float32 over all peers, with the same bits on all; may overwrite `buffer`."""
