@@ -52,6 +52,7 @@ def package(tmp_path, monkeypatch):
     """Imports a module of the reader's package."""
     write_package(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("ISTHMUS_ALLOW", "my_package")
     invalidate_caches()
     yield lambda name: import_module(f"my_package.{name}")
     for name in ("my_package", *(f"my_package.{part}" for part in PARTS)):
@@ -165,7 +166,7 @@ def test_all_four_together_in_a_run_of_two_workers(tmp_path):
     chosen = sample()
     chosen["outer"]["schedule"] = {"local_steps": 5}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(chosen | run))
-    code, _, err = finish(Program("launch", "run.yaml", "--workers", 2, cwd=tmp_path))
+    code, _, err = finish(Program("launch", "run.yaml", "--workers", 2, "--allow", "my_package", cwd=tmp_path))
     assert code == 0, err
     said = "".join(path.read_text() for path in (tmp_path / "run/logs").glob("*"))
     assert re.search(r"sync 3 has 2 workers\nall_gather sent 40 bytes\nall_gather sent [0-9]{3,} bytes\n", said)

@@ -59,6 +59,7 @@ def entries(block: str) -> list[dict]:
 
 @pytest.mark.parametrize("block", blocks("yaml"))
 def test_yaml_loads_as_a_run(block, tmp_path, monkeypatch):
+    monkeypatch.setenv("ISTHMUS_ALLOW", "my_package")
     monkeypatch.syspath_prepend(tmp_path)
     write_package(tmp_path)
     base = yaml.safe_load((ROOT / "examples/tiny.yaml").read_text())

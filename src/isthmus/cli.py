@@ -55,6 +55,10 @@ Overrides = Annotated[
 ]
 NumWorkers = Annotated[int | None, typer.Option("--workers", min=1, help="How many workers.", show_default=False)]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option("--allow", metavar="MODULE", help="Code that the configuration may name.", show_default=False),
+]
 
 
 @contextmanager
@@ -119,9 +123,11 @@ def train(
     config: ConfigPath,
     overrides: Overrides = None,
     resume: Resume = False,
+    allow: Allow = None,
     follow_stdin: Annotated[bool, typer.Option("--follow-stdin", "--on-leash", hidden=True)] = False,
 ) -> None:
     """Run one worker: alone, or one rank of it under torchrun."""
+    from isthmus.core.imports import allow_imports
     from isthmus.recipes import load_config
     from isthmus.tools.finished_run import FinishedRun
     from isthmus.tools.workers import follow_stdin as begin_to_follow
@@ -129,6 +135,7 @@ def train(
 
     if follow_stdin:
         begin_to_follow()
+    allow_imports(allow or [])
     loaded = load_config(config, overrides or [], resume=resume)
     part = train(loaded, resume)
     if part["finished"] and loaded.train.workers == 1 and not follow_stdin:
@@ -136,16 +143,24 @@ def train(
 
 
 @app.command()
-def launch(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = None, resume: Resume = False) -> None:
+def launch(
+    config: ConfigPath,
+    workers: NumWorkers = None,
+    overrides: Overrides = None,
+    resume: Resume = False,
+    allow: Allow = None,
+) -> None:
     """Run all workers on this machine, with live progress and a report."""
     from isthmus.tools.fork_server import ForkServer
 
     with ForkServer() as server:  # it imports while this process does
         with _importing():
+            from isthmus.core.imports import allow_imports
             from isthmus.recipes import load_config
             from isthmus.tools.launch import launch as run
             from isthmus.tools.workers import how_to_resume
 
+            allow_imports(allow or [])
             loaded, console = load_config(config, overrides or [], workers, resume), _console()
         finished_run = run(loaded, console, server, resume)
     if finished_run:
@@ -155,14 +170,16 @@ def launch(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides 
 
 
 @app.command()
-def show(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = None) -> None:
+def show(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = None, allow: Allow = None) -> None:
     """Print the resolved configuration, the bytes of each sync, where every part's code is, and what does not fit."""
     with _importing():
         from isthmus.config import dump
+        from isthmus.core.imports import allow_imports
         from isthmus.recipes import load_config
         from isthmus.tools.preflight import check_run, import_paths, sync_bytes
         from isthmus.tools.report import readable_bytes
 
+        allow_imports(allow or [])
         loaded, console = load_config(config, overrides or [], workers), _console()
     print(yaml.safe_dump(dump(loaded), sort_keys=False))
     sent = f"sent per sync by each of {loaded.train.workers} workers"
@@ -184,13 +201,16 @@ def profile(
     config: ConfigPath,
     workers: NumWorkers = None,
     overrides: Overrides = None,
+    allow: Allow = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Measure this machine with a configuration: memory, speed, FLOPs, and what a sync costs."""
+    from isthmus.core.imports import allow_imports
     from isthmus.recipes import load_config
     from isthmus.tools.profile import profile as measure
     from isthmus.tools.profile import show_profile
 
+    allow_imports(allow or [])
     measured = measure(load_config(config, overrides or [], workers))
     if as_json:
         print(json.dumps(asdict(measured), indent=1))
@@ -199,12 +219,14 @@ def profile(
 
 
 @app.command()
-def doctor(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = None) -> None:
+def doctor(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = None, allow: Allow = None) -> None:
     """Check machines, links and configuration before a long run; every worker starts it, or --workers N starts them."""
+    from isthmus.core.imports import allow_imports
     from isthmus.recipes import load_config
     from isthmus.tools.doctor import doctor as examine
     from isthmus.tools.doctor import doctor_on_this_machine
 
+    allow_imports(allow or [])
     loaded = load_config(config, overrides or [], workers)
     raise typer.Exit(doctor_on_this_machine(loaded) if workers else examine(loaded, _console()))
 
@@ -216,11 +238,14 @@ def export(
     repo: Annotated[
         str | None, typer.Option("--push", metavar="OWNER/NAME", help="And upload it to the Hub.", show_default=False)
     ] = None,
+    allow: Allow = None,
 ) -> None:
     """Write a trained model as a folder: safetensors, configuration, model card."""
+    from isthmus.core.imports import allow_imports
     from isthmus.tools.export import export
     from isthmus.tools.push import hub_token, push
 
+    allow_imports(allow or [])
     token = hub_token() if repo else ""
     step = export(run, to)
     print(f"{to} holds the model after step {step}: model.safetensors, config.json, README.md")

@@ -1,12 +1,20 @@
 """Names and import paths."""
 
 import collections
+from collections.abc import Iterator
 
 import pytest
 
 from isthmus.core import Registry, UserError
+from isthmus.core.imports import own_code
 
 CODES = Registry("shelf", {"ordered": "collections:OrderedDict", "missing": "no.such:Thing"})
+
+
+@pytest.fixture(autouse=True)
+def _own_code() -> Iterator[None]:
+    with own_code():
+        yield
 
 
 def test_a_name_and_an_import_path_find_the_component_and_back() -> None:

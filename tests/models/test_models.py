@@ -186,7 +186,7 @@ def test_bad_folders_are_refused(tmp_path, folder):
 
 
 def test_bad_import_paths_are_refused():
-    refused(lambda: Module("nowhere:Net").build(), "cannot be imported")
+    refused(lambda: Module("tests.nowhere:Net").build(), "cannot be imported")
     refused(lambda: Module("torch.nn").build(), "cannot be imported")
     refused(lambda: Module("torch.nn:Nothing").build(), "cannot be imported")
     refused(lambda: Module(f"{__name__}:Bigram", {"size": 3}).build(), "does not take them")

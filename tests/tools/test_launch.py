@@ -202,11 +202,15 @@ def test_a_port_in_use_is_named(config, start):
 def test_cores_are_shared_out(monkeypatch):
     monkeypatch.setattr("isthmus.tools.workers.num_cores", lambda: 5)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setenv("ISTHMUS_TRAIN__STEPS", "3")
+    for name, value in {"TRAIN__STEPS": "3", "WORKER": "7", "RUN_SECRET": "a secret of all workers"}.items():
+        monkeypatch.setenv(f"ISTHMUS_{name}", value)
     world = world_environment(num_ranks=2)
     assert world["OMP_NUM_THREADS"] == "2"
     assert world["WORLD_SIZE"] == "2"
-    assert "ISTHMUS_TRAIN__STEPS" not in world
+    assert "ISTHMUS_TRAIN__STEPS" not in world  # a layer of the configuration, which is final
+    assert "ISTHMUS_WORKER" not in world
+    assert world["ISTHMUS_ALLOW"] == os.environ["ISTHMUS_ALLOW"]
+    assert world["ISTHMUS_RUN_SECRET"] == "a secret of all workers"
     for threads, expected in (("7", "7"), ("all", "2")):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
         assert world_environment(2)["OMP_NUM_THREADS"] == expected

@@ -30,6 +30,7 @@ def test_a_recipe_in_this_folder_is_found(tmp_path):
     (tmp_path / "mine.py").write_text("from isthmus.recipes.diloco import diloco as own\n")
     (tmp_path / "run.yaml").write_text("outer: {recipe: 'mine:own'}\n")
     program = Path(sys.executable).with_name("isthmus")
-    shown = subprocess.run([program, "show", "run.yaml"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    command = [program, "show", "run.yaml", "--allow", "mine"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert shown.returncode == 0, shown.stderr
     assert "recipe: mine:own" in shown.stdout

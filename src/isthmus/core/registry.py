@@ -2,9 +2,9 @@
 
 import difflib
 import sys
-from importlib import import_module
 from typing import Any
 
+from isthmus.core.imports import check_allowed, import_path
 from isthmus.core.types import UserError
 
 
@@ -35,14 +35,15 @@ class Registry:
         return list(self.paths)
 
     def get(self, name: str) -> Any:
-        """Return the component called `name`; `name` may itself be an import path "package.module:Attribute"."""
+        """Return the component called `name`, which may be an import path "package.module:Attribute", if allowed."""
         path = self.paths.get(name, name)
         if ":" not in path:
             own = f"name a {self.kind} of your own as package.module:Name"
             raise UserError(f"unknown {self.kind} {name!r}: {nearest(name, self.names())} ({own})")
-        module, attribute = path.split(":", 1)
+        if path not in self.paths.values():
+            check_allowed(path, self.kind)
         try:
-            component = getattr(import_module(module), attribute)
+            component = import_path(path)
         except (ImportError, AttributeError) as error:
             raise UserError(f"{self.kind} {name!r} cannot be imported: {error}") from error
         missing = [method for method in self.methods if not callable(getattr(component, method, None))]

@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from importlib import import_module
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +20,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from isthmus.core import Registry, UserError
+from isthmus.core.imports import check_allowed, import_path
 from isthmus.inner.step import Batch
 
 MODELS = Registry(
@@ -152,9 +152,9 @@ class Module:
 
     def build(self, seed: int = 0) -> nn.Module:
         """Make the module, with its random numbers drawn from `seed`."""
-        module, _, name = self.path.partition(":")
+        check_allowed(self.path, "model.path")
         try:
-            make: Callable[..., nn.Module] = getattr(import_module(module), name)
+            make: Callable[..., nn.Module] = import_path(self.path)
         except (ImportError, AttributeError, ValueError) as error:
             raise UserError(
                 f'model.path: {self.path!r} cannot be imported as "package.module:Class": {error}'

@@ -1,6 +1,7 @@
 """A trained model as a folder: for transformers, where the network is theirs, else for `load_exported`."""
 
 import json
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -8,6 +9,7 @@ from typing import Any, cast
 from safetensors.torch import load_model, save_model
 from torch import nn
 
+from isthmus.core.imports import own_code
 from isthmus.core.types import UserError, first_line
 from isthmus.models.base import MODELS, Module
 
@@ -52,7 +54,8 @@ def load_exported(folder: str | Path, trust_imports: bool = False) -> nn.Module:
     if component in (None, Module) and not trust_imports:
         path = arguments.get("path", kind)
         raise UserError(f"{folder} names code, {path!r}: if you trust it, load with trust_imports=True")
-    model: nn.Module = (component or MODELS.get(kind))(**arguments).build()
+    with own_code() if trust_imports else nullcontext():
+        model: nn.Module = (component or MODELS.get(kind))(**arguments).build()
     try:
         load_model(model, str(folder / "model.safetensors"))
     except (OSError, RuntimeError) as error:

@@ -11,6 +11,7 @@ from typing_extensions import Unpack, get_protocol_members
 from isthmus.compress import COMPRESSORS, Compressor
 from isthmus.config import OUTER_OPTIMIZERS, try_optimizer
 from isthmus.core import Registry, State, UserError, nearest
+from isthmus.core.imports import own_code
 from isthmus.outer import MERGES, Merge, Offload, OuterLoop
 from isthmus.outer.state import OuterOptimizer
 from isthmus.recipes.base import Plan, Recipe, make_recipe
@@ -44,6 +45,7 @@ class Overrides(TypedDict, total=False):
 _OF_SCHEDULE = ("num_fragments", "overlap_steps", "warm_start_steps", "warm_start_every")
 
 
+@own_code()
 def attach(
     recipe: str | Recipe | Callable[[Plan], Recipe],
     model: nn.Module,

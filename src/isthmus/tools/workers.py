@@ -15,6 +15,7 @@ import yaml
 
 from isthmus.config import RunConfig, dump
 from isthmus.core import UserError
+from isthmus.core.imports import allowed_imports
 from isthmus.log import options as log_options
 from isthmus.models import MODELS
 from isthmus.recipes.load import ENVIRONMENT_PREFIX
@@ -172,7 +173,8 @@ def how_to_resume(run_dir: Path) -> str:
     """Return what to tell whoever stopped a run."""
     if not any((run_dir / "checkpoints").glob("step-*/worker-*/manifest.json")):
         return f"{run_dir} holds no checkpoint yet"
-    return f"go on with: isthmus launch {run_dir}/config.yaml --resume"
+    allowed = "".join(f" --allow {module}" for module in allowed_imports())
+    return f"go on with: isthmus launch {run_dir}/config.yaml --resume{allowed}"
 
 
 def world_environment(num_ranks: int) -> dict[str, str]:
@@ -180,7 +182,8 @@ def world_environment(num_ranks: int) -> dict[str, str]:
 
     The configuration that they are given is final, so no layer of it is inherited.
     """
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+    layers = [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX) and "__" in name]
+    inherited = {name: value for name, value in os.environ.items() if name not in (*layers, "ISTHMUS_WORKER")}
     threads = os.environ.get("OMP_NUM_THREADS", "")
     return inherited | {
         "WORLD_SIZE": str(num_ranks),
