@@ -11,8 +11,9 @@ from typing import Any
 from isthmus.compress import Cast
 from isthmus.core import SyncSchedule, split_whole
 from isthmus.outer import OuterLoop
-from isthmus.transport.base import TransportError
+from isthmus.transport.base import Replica, TransportError
 from isthmus.transport.elastic.transport import ElasticTransport
+from isthmus.transport.peers import BufferPeers
 from tests.local_membership import LocalMembership, LocalRendezvousServer
 from tests.toy import Worker, inner_step, nesterov, sgd, toy_batch, toy_model
 
@@ -22,12 +23,22 @@ class Killed(BaseException):
 
 
 class Watched(ElasticTransport):
-    """An elastic transport that tells when it votes and catches up, and what came of it."""
+    """An elastic transport that tells when it connects for a sync, votes and catches up, and what came of it."""
 
     def __init__(self, disturb: Callable[[str], None], **options: Any) -> None:
         super().__init__(**options)
         self.disturb, self._catch_up = disturb, self.elastic.catch_up
         self.elastic.catch_up = self.catch_up
+
+    def join(self, replica: Replica) -> None:
+        super().join(replica)
+        connect = self.elastic.peer_group.peers
+
+        def peers(*arguments: Any) -> BufferPeers:
+            self.disturb("connect")
+            return connect(*arguments)
+
+        self.elastic.peer_group.peers = peers
 
     def commit(self, peers: Any, ok: bool, fingerprint: bytes = b"") -> bool:
         self.disturb("vote")

@@ -13,8 +13,6 @@ from isthmus.transport.base import TransportError
 from isthmus.transport.elastic.member_info import MemberInfo
 from isthmus.transport.elastic.membership import Membership, Rendezvous
 from isthmus.transport.link_end import LinkEnd
-from isthmus.transport.local import Local, LocalWorld
-from isthmus.transport.peers import BufferPeers
 
 
 class LocalRendezvousServer:
@@ -32,7 +30,6 @@ class LocalRendezvousServer:
         self._waiting: dict[str, MemberInfo] = {}
         self._first_came = 0.0
         self._last: Rendezvous | None = None
-        self._worlds: dict[str, tuple[LocalWorld, list[str]]] = {}  # by rendezvous
 
     def connect(self, name: str) -> None:
         """Count a worker as alive from here on."""
@@ -44,13 +41,12 @@ class LocalRendezvousServer:
         with self._changed:
             self.alive.discard(name)
             self._waiting.pop(name, None)
-            self._take_out(name, "is gone")
             self._changed.notify_all()
 
     def rendezvous(self, name: str, info: MemberInfo, wait_seconds: float) -> Rendezvous:
         """Wait for the other workers; see `Membership.rendezvous`."""
+        info = dict(info)  # it comes with an equal one again where not all could connect
         with self._changed:
-            self._take_out(name, "has gone on")
             if not self._waiting:
                 self._first_came = time.monotonic()
             self._waiting[name] = info
@@ -67,24 +63,10 @@ class LocalRendezvousServer:
                     return self._last
                 self._changed.wait(min(end, self._first_came + self.grace_seconds) - now + 0.001)
 
-    def world(self, rendezvous: Rendezvous, names: list[str], weights: list[float]) -> LocalWorld:
-        """Return the world of those who were chosen at a rendezvous."""
-        with self._changed:
-            world, _ = self._worlds.setdefault(rendezvous.id, (LocalWorld(len(names), weights=weights), names))
-            for name in set(names) - self.alive:
-                world.kill(names.index(name))
-            return world
-
     def check_alive(self, name: str) -> None:
         """Raise `TransportError` when a worker is gone."""
         if name not in self.alive:
             raise TransportError(f"{name} is gone")
-
-    def _take_out(self, name: str, reason: str) -> None:
-        """End the waits for a worker in all syncs of earlier rendezvous."""
-        for world, names in self._worlds.values():
-            if name in names:
-                world.kill(names.index(name), reason)
 
     def _is_complete(self, now: float) -> bool:
         is_majority = 2 * len(self._waiting) > len(self.alive)
@@ -97,10 +79,8 @@ class LocalMembership(Membership):
     Args:
         server: by which all find one another.
         name: of this worker.
-        disturb: called with "rendezvous" and "connect" when these are about to happen; may raise.
+        disturb: called with "rendezvous" when one is about to happen; may raise.
     """
-
-    contact = None
 
     def __init__(
         self, server: LocalRendezvousServer, name: str, disturb: Callable[[str], None] = lambda point: None
@@ -117,13 +97,8 @@ class LocalMembership(Membership):
         return self.server.rendezvous(self.name, info, wait_seconds)
 
     @override
-    def connect_peers(self, rendezvous: Rendezvous, names: list[str], weights: list[float]) -> BufferPeers:
-        self._disturb("connect")
-        return Local(self.server.world(rendezvous, names, weights), names.index(self.name)).quorum(0)
-
-    @override
-    def disconnect_peers(self) -> None:
-        pass  # the next rendezvous does it
+    def rest(self) -> None:
+        pass  # the others wait for the grace
 
     @override
     def leave(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 
 import pytest
 from tests.elastic import Town, kill_at, lose
@@ -11,6 +12,7 @@ from tests.transport.heal_world import SlowRecords
 
 from isthmus.core import SyncSchedule, UserError, split_balanced
 from isthmus.outer import Eager, KeepProgress, Mix, Offload, Replace
+from isthmus.transport.address import join_address, split_address
 from isthmus.transport.elastic.member import ElasticMember
 from isthmus.transport.heal.fetch import fetch
 
@@ -68,11 +70,11 @@ def test_who_needs_several_rounds_to_catch_up_is_waited_for_once(monkeypatch, ca
 
     relays = []
 
-    def slow_dial(self, address, key):
+    def slow_dial(self, donor):
         if self.membership.name != "worker-2":
-            return dial(self, address, key)
-        relays.append(SlowRecords(address, SECONDS_A_RECORD))
-        return dial(self, relays[-1].address, key)
+            return dial(self, donor)
+        relays.append(SlowRecords(join_address(*donor.address), SECONDS_A_RECORD))
+        return dial(self, replace(donor, address=split_address(relays[-1].address)))
 
     def timed_fetch(donors, **terms):
         begin = time.monotonic()

@@ -1,5 +1,6 @@
 """What the workers of test_hivemind.py do in processes of their own; each returns something JSON can hold."""
 
+import atexit
 import os
 import signal
 import threading
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import hivemind.dht.protocol
 import torch
-from links import open_link
+from links import connect as connect_member
+from links import everybody, leave, meet
 
 from isthmus.core import UserError
 from isthmus.transport import TransportError
@@ -25,10 +27,10 @@ def connect(rank, folder, budget):
     if rank:
         wait_for(addresses.exists)
     peers = addresses.read_text().split() if rank else []
-    worker = HivemindMembership(f"w{rank}", "run", NodeSettings(folder / f"w{rank}.key", peers, LISTEN), budget)
-    worker.connect(open_link())
+    settings = NodeSettings(folder / f"w{rank}.key", peers, LISTEN)
+    worker = connect_member(HivemindMembership(f"w{rank}", "run", settings), budget)
     if rank == 0:
-        (folder / "new").write_text(" ".join(worker.addresses()))
+        (folder / "new").write_text(" ".join(worker.membership.addresses()))
         (folder / "new").rename(addresses)
     return worker
 
@@ -38,13 +40,13 @@ def lose_a_worker(rank, victim, how, budget, folder):
     worker = connect(rank, folder, budget)
     (Path(folder) / f"here{rank}").touch()
     wait_for(lambda: len(list(Path(folder).glob("here*"))) == 3)
-    peers = everybody(worker, worker.rendezvous({}, 30))
+    peers = everybody(worker, meet(worker, 30))
     struck = Path(folder) / "struck"
     try:
         while True:
             peers.all_to_all([[torch.zeros(4_000_000)] for _ in range(peers.size)])
             if rank == victim and not struck.exists():
-                struck.write_text(f"{time.monotonic()} {os.getpid()} {worker._node.p2p._child.pid}")
+                struck.write_text(f"{time.monotonic()} {os.getpid()} {worker.membership._node.p2p._child.pid}")
                 threading.Timer(0.05, os.kill, (os.getpid(), getattr(signal, how))).start()
     except TransportError as error:
         reason, noticed = str(error), time.monotonic()
@@ -53,10 +55,10 @@ def lose_a_worker(rank, victim, how, budget, folder):
         again = ""
     except TransportError as error:
         again = str(error)
-    found = worker.rendezvous({}, 20)
+    found = meet(worker)
     met = time.monotonic()
     mean = everybody(worker, found).all_reduce_mean([torch.tensor([float(rank)])])[0].item()
-    worker.leave()
+    leave(worker)
     struck_at = float(struck.read_text().split()[0])
     return {"reason": reason, "noticed": noticed - struck_at, "again": again, "names": list(found.members),
             "met": met - noticed, "mean": mean}  # fmt: skip
@@ -78,10 +80,10 @@ def die_while_waiting(rank, folder):
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
     if rank == 2:
         (folder / "back").touch()
-    found = worker.rendezvous({"rank": rank}, 20)
+    found = meet(worker, rank=rank)
     mean = everybody(worker, found).all_reduce_mean([torch.tensor([float(rank)])])[0].item()
-    worker.leave()
-    return {"members": found.members, "mean": mean}
+    leave(worker)
+    return {"ranks": {name: info["rank"] for name, info in found.members.items()}, "mean": mean}
 
 
 def clock_is_wrong(rank, folder):
@@ -95,19 +97,15 @@ def clock_is_wrong(rank, folder):
         (Path(folder) / "done").touch()
         return str(error)
     wait_for((Path(folder) / "done").exists)
-    worker.leave()
+    leave(worker)
     return ""
 
 
 def forgets_to_leave(rank, folder):
     """The program ends without a word: no daemon may stay."""
     worker = connect(rank, folder, 10)
-    return worker._node.p2p._child.pid
-
-
-def everybody(worker, found):
-    names = list(found.members)
-    return worker.connect_peers(found, names, [1 / len(names)] * len(names))
+    atexit.register(worker.membership.leave)  # as an elastic transport does
+    return worker.membership._node.p2p._child.pid
 
 
 def wait_for(condition):

@@ -1,10 +1,13 @@
-"""Ends of the link for workers of this machine, and what a worker tells of its own."""
+"""Ends of the link for workers of this machine, and members of an elastic world that train nothing."""
 
 from typing import Any
 
-from isthmus.transport.elastic.member_info import MemberInfo
-from isthmus.transport.elastic.membership import Membership
+from isthmus.transport.elastic.history import CommitHistory
+from isthmus.transport.elastic.member import ElasticMember
+from isthmus.transport.elastic.membership import Membership, Rendezvous
 from isthmus.transport.link_end import LinkEnd, LinkOptions
+from isthmus.transport.peers import BufferPeers
+from isthmus.transport.worker_group import SINGLE_RANK
 
 
 def open_link(budget_seconds: float = 6.0, **options: Any) -> LinkEnd:
@@ -14,7 +17,31 @@ def open_link(budget_seconds: float = 6.0, **options: Any) -> LinkEnd:
     return LinkEnd(LinkOptions(**options), "127.0.0.1", *seconds)
 
 
-def info_of(membership: Membership, **more: Any) -> MemberInfo:
-    """Return what a connected worker of one rank tells of itself."""
-    link = {"address": membership.link.announced, "key": membership.link.identity.fingerprint}
-    return {"links": [link], "contacts": [membership.contact], **more}
+def connect(membership: Membership, budget_seconds: float = 6.0, **options: Any) -> ElasticMember:
+    """Return a connected worker of one rank."""
+    member = ElasticMember(membership, CommitHistory(None), {}, 1, 1, budget_seconds)
+    link = open_link(budget_seconds, **options)
+    try:
+        member.connect(SINGLE_RANK, link)
+    except BaseException:
+        link.close()
+        raise
+    return member
+
+
+def meet(member: ElasticMember, wait_seconds: float = 20.0, **told: Any) -> Rendezvous:
+    """Come to a rendezvous, and tell something more there."""
+    return member._meet(member._info([member.peer_group.id]) | told, wait_seconds)
+
+
+def everybody(member: ElasticMember, found: Rendezvous) -> BufferPeers:
+    """Return the peers of a sync of all who came, with equal weights."""
+    names = list(found.members)
+    return member.peer_group.peers(found, names, [1 / len(names)] * len(names))
+
+
+def leave(member: ElasticMember) -> None:
+    """Leave as an elastic transport does."""
+    member.membership.leave()
+    if member._link is not None:
+        member._link.close()

@@ -6,7 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.transport.links import info_of, open_link
+from tests.transport.links import connect, leave, meet
 
 from isthmus.core import UserError
 from isthmus.recipes import load_config
@@ -26,17 +26,14 @@ def test_the_stragglers_grace_reaches_hivemind(tmp_path):
 def test_over_torchft_it_reaches_the_lighthouse_that_launch_starts(tmp_path, grace_seconds):
     config = load_config(None, [f"outer.transport={{type: torchft, grace_seconds: {grace_seconds}}}"])
     with transport_class(config).serve(config.outer.transport, tmp_path) as known:
-        a, b, _ = workers = [TorchFTMembership(known["lighthouse"], name) for name in ("a", "b", "straggler")]
-        for worker in workers:
-            worker.connect(open_link())
+        a, b, _ = workers = [connect(TorchFTMembership(known["lighthouse"], name)) for name in ("a", "b", "straggler")]
         start = time.monotonic()
         with ThreadPoolExecutor(2) as pool:
-            all_found = list(pool.map(lambda worker: worker.rendezvous(info_of(worker), 20), (a, b)))
+            all_found = list(pool.map(meet, (a, b)))
         assert grace_seconds <= time.monotonic() - start < 4.5
         assert [list(found.members) for found in all_found] == [["a", "b"]] * 2
         for worker in workers:
-            worker.leave()
-            worker.link.close()
+            leave(worker)
 
 
 def test_a_grace_that_is_none_is_refused_before_anything_starts(tmp_path):

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import torch
-from links import info_of, open_link
+from links import connect, everybody, leave, meet
 from transport_contract import run_checks
 
 from isthmus.transport import TransportError
@@ -28,31 +28,24 @@ class Everybody:
 
     def __init__(self, membership):
         self.membership, self.num_workers = membership, 0
-        self.join = lambda replica: (self.membership.connect(open_link(20)), self.quorum(-1))
         self.now = time.monotonic
         self.commit = lambda peers, ok, fingerprint=b"": vote(peers, ok, fingerprint)
 
+    def join(self, replica):
+        self.member = connect(self.membership, 20)
+        self.quorum(-1)
+
     def quorum(self, outer_step):
-        found = self.membership.rendezvous(info_of(self.membership, outer_step=outer_step), 20)
-        assert all(info["outer_step"] == outer_step for info in found.members.values())
+        found = meet(self.member, outer_step=outer_step + 1)
+        assert all(info["outer_step"] == outer_step + 1 for info in found.members.values())
         self.num_workers = len(found.members)
-        return everybody(self.membership, found)
+        return everybody(self.member, found)
 
     def leave(self):
-        leave(self.membership)
+        leave(self.member)
 
     def wait_until(self, seconds):
         pass
-
-
-def leave(membership):
-    membership.leave()
-    membership.link.close()
-
-
-def everybody(membership, found):
-    names = list(found.members)
-    return membership.connect_peers(found, names, [1 / len(names)] * len(names))
 
 
 def contract(rank, size, lighthouse):
@@ -74,15 +67,14 @@ def lose_a_worker(rank, victim, how, lighthouse, budget, folder):
         pid = int((Path(folder) / "pid").read_text())
         wait_for(lambda: not alive(pid))
         wait_for(lambda: len(list(Path(folder).glob("survivor*"))) == 2)
-    membership = TorchFTMembership(lighthouse, f"w{victim if returned else rank}", budget)
-    membership.connect(open_link(budget))
+    member = connect(TorchFTMembership(lighthouse, f"w{victim if returned else rank}", budget), budget)
     log, refused, syncs = [], returned, 0
     while True:
         try:
             start = time.monotonic()
-            found = membership.rendezvous(info_of(membership), budget)
+            found = meet(member, budget)
             met = time.monotonic()
-            peers = everybody(membership, found)
+            peers = everybody(member, found)
             gathered = time.monotonic()
             if rank == victim and syncs == 2 and not refused:
                 lose_oneself(how, folder)
@@ -99,7 +91,7 @@ def lose_a_worker(rank, victim, how, lighthouse, budget, folder):
             continue
         if agreed:
             break
-    leave(membership)
+    leave(member)
     return {"log": log, "ended_at": time.monotonic(), "threads": [thread.name for thread in threading.enumerate()]}
 
 
@@ -121,8 +113,7 @@ def lose_oneself(how, folder):
 
 def die_while_waiting(rank, lighthouse, folder):
     """Worker 1 is killed while it waits for worker 2 to come; the others meet all the same."""
-    membership = TorchFTMembership(lighthouse, f"w{rank}", 6)
-    membership.connect(open_link())
+    member = connect(TorchFTMembership(lighthouse, f"w{rank}", 6))
     (Path(folder) / f"connected{rank}").touch()
     wait_for(lambda: len(list(Path(folder).glob("connected*"))) == 3)
     if rank == 1:
@@ -132,9 +123,9 @@ def die_while_waiting(rank, lighthouse, folder):
         wait_for(lambda: (Path(folder) / "pid").exists())
         pid = int((Path(folder) / "pid").read_text())
         wait_for(lambda: not alive(pid))
-    found = membership.rendezvous(info_of(membership), 20)
-    value = everybody(membership, found).all_reduce_mean([torch.tensor([float(rank)])])[0].item()
-    leave(membership)
+    found = meet(member)
+    value = everybody(member, found).all_reduce_mean([torch.tensor([float(rank)])])[0].item()
+    leave(member)
     return list(found.members), value
 
 

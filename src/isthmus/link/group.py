@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from threading import Condition
 
 from isthmus.link.channel import Channel
-from isthmus.link.errors import MemberLost
+from isthmus.link.errors import MemberLost, Misbehaviour
 
 _NOTHING = memoryview(b"")
 
@@ -80,7 +80,11 @@ class Group:
             self.check()
             self._num_exchanges += 1
             for rank, channel in self.channels.items():
-                channel.expect(self._num_exchanges, incoming[rank])
+                try:
+                    channel.expect(self._num_exchanges, incoming[rank])
+                except Misbehaviour as error:
+                    self.blame(rank, str(error))
+                    self.check()
                 channel.send(self._num_exchanges, outgoing[rank])
             self._wake()
             return self._num_exchanges

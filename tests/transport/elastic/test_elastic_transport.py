@@ -114,7 +114,7 @@ class Foreign(LocalMembership):
 
 
 FOREIGN = {
-    "the doctor's": {"links": [], "contacts": []},
+    "the doctor's": {"links": [], "groups": []},
     "nothing": {},
     "a version that is no number": "version",
     "a speed that is none": "speed",
@@ -131,7 +131,7 @@ def test_who_tells_something_foreign_is_named_and_ignored(told, caplog):
     for worker in workers:
         worker.join(None)
     if isinstance(told, str):
-        whole = workers[0].elastic._info() | {"contacts": [None]}
+        whole = workers[0].elastic._info([""])
         foreign.told = whole | {told: [{"address": "nowhere", "key": "none"}] if told == "links" else float("nan")}
     else:
         foreign.told = told

@@ -45,57 +45,54 @@ class _Rank(SingleRank):
         return values
 
 
-class Engine:
-    """A membership of which one rank's connections may fail."""
+class Connections:
+    """The connections of one rank, which may fail."""
 
-    def __init__(self, contact="", fails=False):
-        self.contact, self.fails, self.disconnected, self.shown = contact, fails, False, None
+    def __init__(self, fails=False):
+        self.fails, self.closed = fails, False
 
-    def rendezvous(self, info, wait_seconds):
-        self.shown = info
-        if self.fails:
-            raise TransportError("the lighthouse is gone")
-        return RENDEZVOUS
-
-    def connect_peers(self, found, names, weights):
+    def peers(self, found, names, weights):
         if self.fails:
             raise TransportError("worker w1 did not come")
         return type("Peers", (), {})()
 
-    def disconnect_peers(self):
-        self.disconnected = True
+    def close(self):
+        self.closed = True
 
 
-def test_the_first_rank_meets_and_shows_where_all_of_them_are():
-    engines = [Engine("here"), Engine("there"), Engine(fails=True)]
-    all_found = Threads(3).each(lambda group: consensus.rendezvous(group, engines[group.rank], {"version": 1}, 1))
+def test_the_first_rank_alone_comes_to_the_rendezvous_and_all_know_of_it():
+    came = []
+    all_found = Threads(3).each(
+        lambda group: consensus.rendezvous(group, lambda: came.append(group.rank) or RENDEZVOUS)
+    )
     assert all_found == [RENDEZVOUS] * 3
-    assert engines[0].shown == {"version": 1, "contacts": ["here", "there", ""]}
-    assert engines[1].shown is None
+    assert came == [0]
 
 
 def test_where_the_first_rank_finds_nobody_all_know_why():
-    engines = [Engine(fails=True), Engine()]
-    problems = Threads(2).each(lambda group: consensus.rendezvous(group, engines[group.rank], {}, 1))
+    def come():
+        raise TransportError("the lighthouse is gone")
+
+    problems = Threads(2).each(lambda group: consensus.rendezvous(group, come))
     assert problems == [(TransportError, "the lighthouse is gone")] * 2
 
 
-def test_a_sync_is_left_by_all_ranks_where_one_cannot_connect():
-    engines = [Engine(), Engine(fails=True)]
-    problems = Threads(2).each(
-        lambda group: consensus.connect_peers(group, engines[group.rank], RENDEZVOUS, ["w0"], [1.0])
+def connect(connections):
+    return Threads(2).each(
+        lambda group: consensus.connect_peers(group, connections[group.rank], RENDEZVOUS, ["w0"], [1.0])
     )
-    assert problems == [(TransportError, "worker w1 did not come")] * 2
-    assert all(engine.disconnected for engine in engines), "those they wait for must not wait for them"
+
+
+def test_a_sync_is_left_by_all_ranks_where_one_cannot_connect():
+    connections = [Connections(), Connections(fails=True)]
+    assert connect(connections) == [(TransportError, "worker w1 did not come")] * 2
+    assert all(each.closed for each in connections), "those they wait for must not wait for them"
 
 
 def test_peers_know_the_ranks_of_their_worker():
-    engines = [Engine(), Engine()]
-    peers = Threads(2).each(
-        lambda group: consensus.connect_peers(group, engines[group.rank], RENDEZVOUS, ["w0"], [1.0])
-    )
-    assert [each.worker_group.rank for each in peers] == [0, 1]
-    assert not any(engine.disconnected for engine in engines)
+    connections = [Connections(), Connections()]
+    assert [each.worker_group.rank for each in connect(connections)] == [0, 1]
+    assert not any(each.closed for each in connections)
 
 
 @pytest.mark.parametrize(

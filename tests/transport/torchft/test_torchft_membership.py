@@ -12,9 +12,8 @@ from contextlib import suppress
 
 import pytest
 import torch
-from tests.transport.links import info_of, open_link
+from tests.transport.links import connect, leave, meet, open_link
 from tests.transport.threads import together
-from torchft_scenarios import leave
 from transport_contract import CHECKS
 
 from isthmus.core import UserError
@@ -46,36 +45,37 @@ def worker(address):
     """Makes connected workers, and sees them off."""
     workers = []
 
-    def connect(name, budget=BUDGET):
-        workers.append(TorchFTMembership(address, name, budget))
-        workers[-1].connect(open_link(budget))
+    def connected(name, budget=BUDGET):
+        workers.append(connect(TorchFTMembership(address, name, budget), budget))
         return workers[-1]
 
-    yield connect
+    yield connected
     for each in workers:
         leave(each)
 
 
 def rendezvous(*workers, wait_seconds=20):
-    return together(
-        *(lambda each=each: each.rendezvous(info_of(each, name=each.name), wait_seconds) for each in workers)
-    )
+    return together(*(lambda each=each: meet(each, wait_seconds, name=name_of(each)) for each in workers))
+
+
+def name_of(worker):
+    return worker.membership.name
 
 
 def rendezvous_until_there(late, *workers):
     """The rendezvous that `late` comes to, while the others come to one after the other."""
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(late.rendezvous, info_of(late), 20)
-        while late.name not in (found := rendezvous(*workers)[0]).members:
+        waiting = pool.submit(meet, late)
+        while name_of(late) not in (found := rendezvous(*workers)[0]).members:
             pass
         assert waiting.result().id == found.id
     return found
 
 
 def gather(found, *workers, weights=None):
-    names = sorted(each.name for each in workers)
+    names = sorted(name_of(each) for each in workers)
     weights = weights or [1 / len(names)] * len(names)
-    return together(*(lambda each=each: each.connect_peers(found, names, weights) for each in workers))
+    return together(*(lambda each=each: each.peer_group.peers(found, names, weights) for each in workers))
 
 
 def results(ended):
@@ -140,9 +140,9 @@ def test_rendezvous_are_equal_and_no_two_have_one_id(worker):
 
 def test_a_worker_alone(worker):
     a = worker("a")
-    found = a.rendezvous(info_of(a, version=3), 5)
+    found = meet(a, 5, version=3)
     assert found.members["a"]["version"] == 3
-    peers = a.connect_peers(found, ["a"], [1.0])
+    peers = a.peer_group.peers(found, ["a"], [1.0])
     assert peers.all_reduce_mean([torch.ones(2)])[0].tolist() == [1.0, 1.0]
 
 
@@ -154,7 +154,7 @@ def test_a_group_is_kept_while_its_members_are_the_same(worker):
         peers = gather(found, *members)
         means = together(*(lambda p=p: p.all_reduce_mean([torch.tensor([float(p.rank)])])[0].item() for p in peers))
         assert means == [(len(members) - 1) / 2] * len(members)
-        groups.append(a._group)
+        groups.append(a.peer_group._group)
     assert groups[0] is groups[1]
     assert len({id(group) for group in groups}) == 3
 
@@ -169,9 +169,7 @@ def test_weights_of_a_rendezvous(worker):
 
 def test_stragglers_have_their_grace_and_come_to_the_next_rendezvous():
     with lighthouse("127.0.0.1:0", grace_seconds=1) as port:
-        a, b, late = workers = [TorchFTMembership(f"127.0.0.1:{port}", name, BUDGET) for name in ("a", "b", "late")]
-        for each in workers:
-            each.connect(open_link(BUDGET))
+        a, b, late = workers = [connect(TorchFTMembership(f"127.0.0.1:{port}", name)) for name in ("a", "b", "late")]
         start = time.monotonic()
         assert list(rendezvous(a, b)[0].members) == ["a", "b"]
         assert 1 <= time.monotonic() - start < 3
@@ -183,38 +181,39 @@ def test_stragglers_have_their_grace_and_come_to_the_next_rendezvous():
 def test_half_of_the_living_do_not_meet(worker):
     a, _ = worker("a"), worker("b")
     with pytest.raises(TransportError, match=r"no rendezvous within 0.5 s: too few came, of the workers that the"):
-        a.rendezvous(info_of(a), 0.5)
+        meet(a, 0.5)
 
 
 def test_who_takes_no_part_is_not_waited_for(worker):
     a, b = worker("a"), worker("b")
     found = rendezvous(a, b)[0]  # b finds that it has to catch up, which takes longer than the lighthouse's patience
-    a.connect_peers(found, ["a"], [1.0])
-    assert list(a.rendezvous(info_of(a), 10).members) == ["a"]
+    b.membership.rest()
+    a.peer_group.peers(found, ["a"], [1.0])
+    assert list(meet(a, 10).members) == ["a"]
     assert list(rendezvous_until_there(b, a).members) == ["a", "b"]
 
 
 def test_who_left_is_not_waited_for(worker):
     a, b = worker("a"), worker("b")
     gather(rendezvous(a, b)[0], a, b)
-    b.leave()
-    b.leave()
-    assert list(a.rendezvous(info_of(a), 10).members) == ["a"]
+    leave(b)
+    leave(b)
+    assert list(meet(a, 10).members) == ["a"]
 
 
 def test_leave_ends_a_wait(worker):
     a, _ = worker("a"), worker("b")
-    threading.Timer(0.3, a.leave).start()
+    threading.Timer(0.3, a.membership.leave).start()
     start = time.monotonic()
     with pytest.raises(TransportError, match="this worker has left"):
-        a.rendezvous(info_of(a), 20)
+        meet(a, 20)
     assert time.monotonic() - start < 5
 
 
 def test_who_met_but_does_not_come_to_the_sync_is_named(worker):
     a, b = worker("a"), worker("b")
     found = rendezvous(a, b)[0]
-    peers = a.connect_peers(found, ["a", "b"], [0.5, 0.5])
+    peers = a.peer_group.peers(found, ["a", "b"], [0.5, 0.5])
     with pytest.raises(TransportError, match="worker b did not come, though alive"):
         peers.all_gather([torch.zeros(1)])
 
@@ -248,10 +247,10 @@ def test_two_processes_of_one_name(worker):
     messages = []
     while not any(re.fullmatch(expected, message) for message in messages):  # until both had come when b did
         with ThreadPoolExecutor(2) as pool:
-            twins = [pool.submit(each.rendezvous, info_of(each), 1.5) for each in (one, other)]
+            twins = [pool.submit(meet, each, 1.5) for each in (one, other)]
             time.sleep(0.3)
             with suppress(TransportError):
-                third.rendezvous(info_of(third), 1)
+                meet(third, 1)
             messages = [str(twin.exception()) for twin in twins]
 
 
@@ -269,7 +268,7 @@ def test_whoever_is_not_trusted_is_named_and_ignored(worker, address, caplog, mo
     connection = LighthouseConnection(address, "junk")
     connection.connect(BUDGET)
     with ThreadPoolExecutor(2) as pool:
-        pool.submit(stranger.rendezvous, info_of(stranger), 3)
+        pool.submit(meet, stranger, 3)
         pool.submit(connection.ask, TimedCalls(), 3, "127.0.0.1:1", {"version": 10**9})
         time.sleep(0.3)
         found = rendezvous(a, b)[0]
@@ -285,8 +284,7 @@ def test_whoever_is_not_trusted_is_named_and_ignored(worker, address, caplog, mo
 def test_a_lighthouse_that_dies_and_returns(zygote):
     port = free_port()
     process = zygote.start("serve", port=port)
-    a, b = TorchFTMembership(f"127.0.0.1:{port}", "a", BUDGET), TorchFTMembership(f"127.0.0.1:{port}", "b", BUDGET)
-    a.connect(open_link(BUDGET)), b.connect(open_link(BUDGET))
+    a, b = (connect(TorchFTMembership(f"127.0.0.1:{port}", name, BUDGET)) for name in "ab")
     before = rendezvous(a, b)[0]
     gather(before, a, b)
     os.kill(process, signal.SIGKILL)

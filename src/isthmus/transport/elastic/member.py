@@ -14,13 +14,14 @@ from typing import Any
 from typing_extensions import override
 
 from isthmus.core.types import State, WorkerGroup
-from isthmus.transport.address import split_address
+from isthmus.link import Member, MemberLost
 from isthmus.transport.base import Behind, ElasticPart, Leaving, RankLost, TransportError
 from isthmus.transport.elastic import rank_consensus
 from isthmus.transport.elastic.election import leaders
 from isthmus.transport.elastic.history import CommitHistory
-from isthmus.transport.elastic.member_info import MemberInfo, read_told
+from isthmus.transport.elastic.member_info import MemberInfo, member_of, read_told
 from isthmus.transport.elastic.membership import Membership, Rendezvous
+from isthmus.transport.elastic.peer_group import PeerGroup
 from isthmus.transport.heal.fetch import Dial
 from isthmus.transport.link_end import LinkEnd
 from isthmus.transport.rendezvous import JOIN_BUDGETS
@@ -57,6 +58,7 @@ class ElasticMember(ElasticPart):
         self.leaving = threading.Event()
         self.replicated_state = history.replicated_state
         self._link: LinkEnd | None = None
+        self._peer_group: PeerGroup | None = None
         self._links: list[dict[str, str]] = []  # where those of all ranks of this worker are, and their keys
         self.addresses = list[str]()
         self._start_deadline = 0.0  # until then a new run waits for all its workers
@@ -70,9 +72,18 @@ class ElasticMember(ElasticPart):
         self._download_seconds = self._adopt_seconds = 0.0  # of catching up, until this worker takes part in a commit
         self._downloaded_at = 0.0
 
+    @property
+    def peer_group(self) -> PeerGroup:
+        """The connections of this rank with its peers."""
+        assert self._peer_group is not None, "connect comes first"
+        return self._peer_group
+
     def connect(self, worker_group: WorkerGroup, link: LinkEnd) -> None:
         """Begin to take part with these connected ranks, of which this one serves its part of the state at the link."""
         self.worker_group, self._link = worker_group, link
+        self._peer_group = PeerGroup(self.membership.name, link, worker_group.rank, self.sync_budget_seconds)
+        if worker_group.rank == 0:
+            self.membership.connect(link)
         own = {"address": link.announced, "key": link.identity.fingerprint}
         self._links = worker_group.all_gather_object(own)
         self.addresses = [link["address"] for link in self._links]
@@ -86,11 +97,10 @@ class ElasticMember(ElasticPart):
 
     def rendezvous(self) -> Rendezvous:
         """Tell the others this worker's info, and return everybody's."""
-        assert self._link is not None, "connect comes first"
-        found = rank_consensus.rendezvous(self.worker_group, self.membership, self._info(), self.sync_budget_seconds)
-        found = Rendezvous(found.id, self._readable(found.members))
+        info = self._info(self.worker_group.all_gather_object(self.peer_group.id))
+        found = rank_consensus.rendezvous(self.worker_group, lambda: self._meet(info, self.sync_budget_seconds))
+        self.peer_group.admit(found)
         self._present = set(found.members)
-        self._link.named = [link["key"] for info in found.members.values() for link in info["links"]]
         return found
 
     def up_to_date(self, found: Rendezvous) -> list[str]:
@@ -187,7 +197,27 @@ class ElasticMember(ElasticPart):
     def load_state_dict(self, state_dict: State) -> None:
         self.history.load_state_dict(state_dict)
 
-    def _info(self) -> MemberInfo:
+    def _meet(self, info: MemberInfo, wait_seconds: float) -> Rendezvous:
+        """Come to a rendezvous with those who can be reached: nobody counts who died or went away while it waited."""
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            found = self.membership.rendezvous(info, max(0.1, deadline - time.monotonic()))
+            found = Rendezvous(found.id, self._readable(found.members))
+            if self.membership.name not in found.members:
+                raise TransportError(
+                    "this worker's own key is not trusted: write it into the file of outer.transport.trusted"
+                )
+            self.peer_group.admit(found)
+            try:
+                self.peer_group.connect(found, list(found.members))
+            except MemberLost as lost:
+                if time.monotonic() > deadline:
+                    problem = f"of {', '.join(found.members)} not all came: {lost}"
+                    raise TransportError(f"no complete rendezvous within {wait_seconds:g} s ({problem})") from lost
+            else:
+                return found
+
+    def _info(self, groups: list[str]) -> MemberInfo:
         history, replicated_state = self.history, self.replicated_state
         is_new_run = history.version == 0 and time.monotonic() < self._start_deadline
         return {
@@ -197,6 +227,7 @@ class ElasticMember(ElasticPart):
             "outer_step": self._outer_step,
             "needed_workers": max(self.min_workers, self.expected_workers if is_new_run else 0),
             "links": self._links,
+            "groups": groups,
             "healed": self._healed,
             "proposal": self._proposal,
             "finished": False,
@@ -224,22 +255,24 @@ class ElasticMember(ElasticPart):
     def _choose_donors(self, found: Rendezvous, names: list[str]) -> None:
         reference = found.members[names[0]]["shared_config"]
         check_shared_configs([reference, self.shared_config], [names[0], self.membership.name])
-        links = {name: found.members[name]["links"][self.worker_group.rank] for name in names}
-        self._donors = {name: self._dial(**link) for name, link in links.items()}
+        self._donors = {
+            name: self._dial(member_of(name, found.members[name], self.worker_group.rank)) for name in names
+        }
+        if self.worker_group.rank == 0:
+            self.membership.rest()
 
-    def _dial(self, address: str, key: str) -> Dial:
+    def _dial(self, donor: Member) -> Dial:
         """Return what connects with the link of a donor."""
         link = self._link
         assert link is not None, "connect comes first"
-        return lambda seconds: link.call(split_address(address), key, STATE, seconds)
+        return lambda seconds: link.call(donor.address, donor.fingerprint, STATE, seconds)
 
     def _wait_until_all_have_finished(self) -> None:
         end, finished = time.monotonic() + self.sync_budget_seconds / 2, {self.membership.name}
         while not self._present <= finished and time.monotonic() < end and not self.leaving.is_set():
             try:
-                contacts = [self.membership.contact] * self.worker_group.size  # the first rank alone asks
-                info = self._info() | {"finished": True, "contacts": contacts}
-                found = self.membership.rendezvous(info, end - time.monotonic())
+                info = self._info([self.peer_group.id] * self.worker_group.size)  # the first rank alone asks
+                found = self._meet(info | {"finished": True}, end - time.monotonic())
             except TransportError:
                 return
             finished = {name for name, info in found.members.items() if info["finished"]}

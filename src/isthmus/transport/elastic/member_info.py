@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from isthmus.core.types import UserError
+from isthmus.link import Member
 from isthmus.link.identity import check_fingerprint
 from isthmus.transport.address import split_address
 
@@ -41,17 +42,12 @@ class RankAddress(TypedDict):
     key: Annotated[str, AfterValidator(_key)]
 
 
-class Reachable(TypedDict):
-    """The part of a worker's info by which its ranks are reached: one of each a rank."""
-
-    links: Annotated[list[RankAddress], Field(min_length=1)]
-    contacts: Annotated[list[Any], Field(min_length=1)]  # in the engine's own terms
-
-
-class Told(Reachable):
+class Told(TypedDict):
     """The whole of what a worker tells.
 
     Attributes:
+        links: of its ranks.
+        groups: of the link that its ranks have; empty where a rank has none.
         shared_config: the flat configuration that all workers must share.
         version, chain: how many commits its state holds, and which they were.
         outer_step: the sync that it asks for.
@@ -64,6 +60,8 @@ class Told(Reachable):
         samples_per_step: of this worker.
     """
 
+    links: Annotated[list[RankAddress], Field(min_length=1)]
+    groups: Annotated[list[str], Field(min_length=1)]
     shared_config: dict[str, str]
     version: _Count
     chain: str
@@ -78,27 +76,24 @@ class Told(Reachable):
     samples_per_step: _Count
 
 
-_REACHABLE, _TOLD = TypeAdapter(Reachable), TypeAdapter(Told)
-
-
-def read_reachable(info: Any) -> MemberInfo:
-    """Return what another worker told, whose ranks all say how they are reached; raises `ValueError` else."""
-    return _read(_REACHABLE, info)
+_TOLD = TypeAdapter(Told)
 
 
 def read_told(info: Any) -> MemberInfo:
     """Return what another worker told, with all that a worker tells; raises `ValueError` else."""
-    return _read(_TOLD, info)
-
-
-def _read(adapter: TypeAdapter[Any], info: Any) -> MemberInfo:
     try:
-        adapter.validate_python(info, strict=True)
+        _TOLD.validate_python(info, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "it"
         raise ValueError(f"{where}: {first['msg']}: install the same version of isthmus everywhere") from None
-    if len(info["links"]) != len(info["contacts"]):
-        raise ValueError("links and contacts are not of the same ranks")
+    if len(info["links"]) != len(info["groups"]):
+        raise ValueError("links and groups are not of the same ranks: install the same version of isthmus everywhere")
     read: MemberInfo = info
     return read
+
+
+def member_of(name: str, info: MemberInfo, rank: int, number: int = 0) -> Member:
+    """Return how a rank of a worker is reached over the link, and the key that it must hold."""
+    link = info["links"][rank]
+    return Member(number, f"worker {name}", split_address(link["address"]), link["key"])

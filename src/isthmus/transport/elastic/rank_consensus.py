@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from isthmus.core.types import Peers, State, WorkerGroup
 from isthmus.transport import peers as peers_of_one_rank
 from isthmus.transport.base import Drift, RankLost, TransportError
-from isthmus.transport.elastic.member_info import MemberInfo
-from isthmus.transport.elastic.membership import Membership, Rendezvous
+from isthmus.transport.elastic.membership import Rendezvous
+from isthmus.transport.elastic.peer_group import PeerGroup
 from isthmus.transport.heal.fetch import Dial, fetch
 
 
-def rendezvous(worker_group: WorkerGroup, membership: Membership, info: MemberInfo, wait_seconds: float) -> Rendezvous:
-    """Have the first rank come to a rendezvous for all ranks; see `Membership.rendezvous`."""
-    info, told = info | {"contacts": worker_group.all_gather_object(membership.contact)}, dict[str, Any]()
+def rendezvous(worker_group: WorkerGroup, come: Callable[[], Rendezvous]) -> Rendezvous:
+    """Have the first rank come to a rendezvous for all ranks."""
+    told = dict[str, Any]()
     if worker_group.rank == 0:
         try:
-            found = membership.rendezvous(info, wait_seconds)
+            found = come()
             told = {"id": found.id, "members": found.members}
         except TransportError as error:
             told = {"problem": str(error)}
@@ -29,17 +30,17 @@ def rendezvous(worker_group: WorkerGroup, membership: Membership, info: MemberIn
 
 
 def connect_peers(
-    worker_group: WorkerGroup, membership: Membership, found: Rendezvous, names: list[str], weights: list[float]
+    worker_group: WorkerGroup, peer_group: PeerGroup, found: Rendezvous, names: list[str], weights: list[float]
 ) -> Peers:
-    """Connect every rank with its peers, or none of them; see `Membership.connect_peers`."""
+    """Connect every rank with its peers, or none of them; see `PeerGroup.peers`."""
     problem = ""
     try:
-        peers = membership.connect_peers(found, names, weights)
+        peers = peer_group.peers(found, names, weights)
     except TransportError as error:
         problem = str(error)
     problems = list(filter(None, worker_group.all_gather_object(problem)))
     if problems:
-        membership.disconnect_peers()
+        peer_group.close()
         raise TransportError(problems[0])
     peers.worker_group = worker_group
     return peers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from importlib.metadata import version
 from typing import Any
 
@@ -31,7 +32,7 @@ class ElasticTransport(ConfiguredTransport):
     A worker that could not see how a vote ended learns it from the infos of the next rendezvous.
 
     Args:
-        membership: finds the workers and connects them.
+        membership: finds the workers.
         shared_config: a flat configuration that all workers must share.
         expected_workers: how many a new run waits for before its first sync; None: `min_workers`.
         min_workers: with fewer that are up to date nobody commits: they wait, and keep their progress. None: more than
@@ -98,7 +99,7 @@ class ElasticTransport(ConfiguredTransport):
         self._server = StateServer(provide, provide_seconds=2 * seconds)
         self._link = LinkEnd(self._link_options, self._towards, min(0.5, seconds / 20), min(10.0, seconds / 3))
         self._link.serve(STATE, self._server.serve)
-        self.membership.connect(self._link)
+        atexit.register(self.leave)
         self.elastic.connect(self.worker_group, self._link)
 
     def quorum(self, outer_step: int, proposal: Any = None) -> Peers:
@@ -116,7 +117,7 @@ class ElasticTransport(ConfiguredTransport):
                 self._rendezvous, self._names, self._logged_problem = found, names, ""
                 self.num_workers = len(names)
                 weights = self._weigh(found, names)
-                return rank_consensus.connect_peers(member.worker_group, self.membership, found, names, weights)
+                return rank_consensus.connect_peers(member.worker_group, member.peer_group, found, names, weights)
             problem = f"waiting: {len(names)} of at least {needed} workers are here ({', '.join(names)})"
             if problem != self._logged_problem:
                 member.log(problem)
@@ -144,7 +145,8 @@ class ElasticTransport(ConfiguredTransport):
         return result.committed
 
     def leave(self) -> None:
-        """Disconnect; a wait for others, or a transfer of the state, ends at once."""
+        """Disconnect; a wait for others, or a transfer of the state, ends at once. A second call does nothing."""
+        atexit.unregister(self.leave)
         self.elastic.interrupt()
         if self._server is not None:
             self._server.close()

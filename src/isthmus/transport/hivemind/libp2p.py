@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -17,7 +17,7 @@ os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")  # what matters is raised
 
 from hivemind.dht.node import DHTNode  # type: ignore[import-untyped]
 from hivemind.dht.protocol import ValidationError  # type: ignore[import-untyped]
-from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID  # type: ignore[import-untyped]
+from hivemind.p2p import P2P, P2PDaemonError, PeerID  # type: ignore[import-untyped]
 from hivemind.utils.multiaddr import Multiaddr  # type: ignore[import-untyped]
 
 from isthmus.core.types import UserError
@@ -31,7 +31,6 @@ from isthmus.transport.hivemind.node_settings import (
 )
 
 Result = TypeVar("Result")
-Handler = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 _MESSAGE_BYTES = 4 << 20  # of hivemind's own, at most
 _RPC_SECONDS = 2.0  # to wait for a peer's answer
 _RETRY_SECONDS = 0.5
@@ -93,25 +92,6 @@ class Node:
             self._thread.join()
         if self._identity is not None:
             self._identity.close()
-
-    async def open_stream(self, peer_id: str, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Open a stream to a peer that can be reached and speaks this protocol."""
-        try:
-            _, reader, writer = await self.p2p.open_stream(PeerID.from_base58(peer_id), protocol)
-        except (P2PDaemonError, P2PHandlerError, OSError, EOFError) as error:
-            raise TransportError(str(error)) from error
-        return reader, writer
-
-    async def handle(self, protocol: str, handler: Handler) -> None:
-        """Have `handler(peer id, reader, writer)` serve every stream of this protocol; it closes after."""
-
-        async def serve(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            try:
-                await handler(str(info.peer_id), reader, writer)
-            finally:
-                writer.close()
-
-        await self.p2p.add_stream_handler(protocol, serve)
 
     async def ping(self, peer_id: str) -> bool:
         """Return whether a peer is alive: it answers a ping of the DHT's within seconds."""
@@ -194,29 +174,20 @@ class TrustedP2P(P2P):  # type: ignore[misc]
     """A daemon and its handlers that refuse peers that are not trusted, and messages beyond a limit."""
 
     trusts: Callable[[str], bool]
-    open_stream = P2P.call_binary_stream_handler
 
-    async def add_stream_handler(self, name: str, handler: Any, balanced: bool = False) -> None:
-        """Serve streams of trusted peers."""
+    async def add_binary_stream_handler(self, name: str, handler: Any, balanced: bool = False) -> None:
+        """Serve streams of trusted peers, with messages that are bounded in size."""
 
         async def guarded(info: Any, reader: Any, writer: Any) -> None:
             if self.trusts(str(info.peer_id)):
-                await handler(info, reader, writer)
+                await handler(info, _BoundedReader(reader), writer)
             else:
                 writer.close()
 
         await super().add_binary_stream_handler(name, guarded, balanced)
 
-    async def add_binary_stream_handler(self, name: str, handler: Any, balanced: bool = False) -> None:
-        """Serve streams of hivemind's messages, bounded in size."""
-
-        async def bounded(info: Any, reader: Any, writer: Any) -> None:
-            await handler(info, _BoundedReader(reader), writer)
-
-        await self.add_stream_handler(name, bounded, balanced)
-
     async def call_binary_stream_handler(self, peer_id: Any, handler_name: str) -> Any:
-        """Open a stream of hivemind's messages, bounded in size; `open_stream` is the same without bounds."""
+        """Open a stream of messages that are bounded in size."""
         try:
             async with asyncio.timeout(_RPC_SECONDS):
                 info, reader, writer = await super().call_binary_stream_handler(peer_id, handler_name)

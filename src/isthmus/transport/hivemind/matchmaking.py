@@ -56,10 +56,8 @@ class Matchmaker:
         )
         await _JoinService(self._matchmaking, self._admits).add_p2p_handlers(self._node.p2p, namespace=self._run)
 
-    async def match(
-        self, info: MemberInfo, wait_seconds: float, grace_seconds: float
-    ) -> tuple[Rendezvous, dict[str, str]]:
-        """Find the other workers that are alive; return their rendezvous, and their peer ids by name.
+    async def match(self, info: MemberInfo, wait_seconds: float, grace_seconds: float) -> Rendezvous:
+        """Find the other workers that are alive, and return their rendezvous.
 
         `wait_seconds` bounds the whole; after `grace_seconds` a majority need not wait for those who are alive but do
         not come.
@@ -81,8 +79,8 @@ class Matchmaker:
                     await look
         missing = ", ".join(sorted(one.name for peer_id, one in records.items() if peer_id != self._node.peer_id))
         if not missing:
-            raise TransportError(f"no rendezvous within {wait_seconds:g} s: this worker saw no other one")
-        raise TransportError(f"no majority of the workers came within {wait_seconds:g} s: waited for {missing}")
+            raise TransportError(f"no rendezvous within {wait_seconds:.1f} s: this worker saw no other one")
+        raise TransportError(f"no majority of the workers came within {wait_seconds:.1f} s: waited for {missing}")
 
     async def _watch(
         self, look: asyncio.Future[Any], start: float, wait_seconds: float, grace_seconds: float
@@ -122,7 +120,7 @@ class Matchmaker:
             return False
         return self._node.settings.admits(peer_id) and name not in (self._name, *others)
 
-    def _check(self, group_info: Any) -> tuple[Rendezvous, dict[str, str]]:
+    def _check(self, group_info: Any) -> Rendezvous:
         peer_ids = [str(peer_id) for peer_id in group_info.peer_ids]
         told = [(*_load(data), peer_id) for data, peer_id in zip(group_info.gathered, peer_ids, strict=True)]
         members = {name: info for name, info, _ in sorted(told, key=lambda one: one[0])}
@@ -130,7 +128,7 @@ class Matchmaker:
         mine = by_name.get(self._name) == self._node.peer_id
         if not mine or len(members) < len(told) or not all(map(self._node.settings.admits, peer_ids)):
             raise TransportError("the leader of the rendezvous sent a list of members that cannot be")
-        return Rendezvous(group_info.group_id.hex(), members), by_name
+        return Rendezvous(group_info.group_id.hex(), members)
 
 
 @dataclass

@@ -31,29 +31,35 @@ class Presence:
         self._node, self._key, self._name = node, f"{run}-presence", name
         self._announce_now = asyncio.Event()
         self._expires = 0.0
+        self._rests = False
         self.reachable: set[str] = set()  # peer ids of the others that answered at the last look
         self._silent = dict[str, PresenceRecord]()  # did not answer; not asked before a new announcement
 
-    async def keep_in_touch(self, announce: bool) -> None:
-        """Announce this worker, if it is to be, and speak to the initial peers, for ever."""
+    async def keep_in_touch(self) -> None:
+        """Announce this worker, unless it rests, and speak to the initial peers, for ever."""
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._announce_now.wait(), _ANNOUNCE_SECONDS)
             self._announce_now.clear()
-            if announce:
-                await self.announce()
+            await (self.withdraw() if self._rests else self.announce())
             await self._node.remember_initial_peers()
 
     def announce_soon(self) -> None:
         """Announce now: this worker may have been away, and the others may have given it up."""
+        self._rests = False
+        self._announce_now.set()
+
+    def rest_soon(self) -> None:
+        """Have the others not wait for this worker until it announces itself again."""
+        self._rests = True
         self._announce_now.set()
 
     async def announce(self) -> None:
         """Tell the others that this worker is alive."""
-        await self._store(self._name, get_dht_time() + _LIFETIME_SECONDS)
+        await self._store(self._name, max(get_dht_time() + _LIFETIME_SECONDS, self._expires + _WITHDRAW_SECONDS))
 
     async def withdraw(self) -> None:
-        """Tell the others that this worker leaves."""
+        """Tell the others not to wait for this worker."""
         await self._store("", self._expires + _WITHDRAW_SECONDS)
 
     async def find_alive(self, here: set[str]) -> tuple[dict[str, PresenceRecord], set[str]]:

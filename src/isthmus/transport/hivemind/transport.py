@@ -15,14 +15,14 @@ from isthmus.transport.base import ReplicatedState
 from isthmus.transport.configured import Finding
 from isthmus.transport.elastic.election import Weighting
 from isthmus.transport.elastic.transport import ElasticTransport
-from isthmus.transport.elastic.worker_ranks import rank_in_worker, worker_name, worker_number
+from isthmus.transport.elastic.worker_ranks import worker_name, worker_number
 from isthmus.transport.link_end import LinkOptions
 
 _DIAL_SECONDS = 5.0
 
 
 class HivemindTransport(ElasticTransport):
-    """An elastic world without a master, over hivemind's DHT and libp2p.
+    """An elastic world without a master, whose workers find one another in hivemind's DHT.
 
     Args:
         initial_peers: addresses of peers that are there already, as `isthmus dht` prints them.
@@ -30,11 +30,12 @@ class HivemindTransport(ElasticTransport):
         identity_folder: where this worker keeps the key that makes its peer id; None: runs/identity, and in the run's
             folder where `isthmus launch` makes a swarm for it.
         allowed_peers: peer ids that may take part; None: any.
-        listen: multiaddrs to listen on.
-        announce: multiaddrs as the others see them; empty: those listened on.
-        relay: let peers behind NAT be reached through others.
+        listen: multiaddrs to listen on, for the DHT.
+        announce: multiaddrs as the others see them, for the DHT; empty: those listened on.
+        relay: let peers behind NAT be reached through others, for the DHT.
         grace_seconds: how long a majority that has come to a sync waits for the others that are alive.
-        host, port, announce_link, identity, trusted: of the link, over which workers catch up; see `LinkOptions`.
+        host, port, announce_link, identity, trusted: of the link, over which the workers sync and catch up; see
+            `LinkOptions`.
 
     The other options are those of every `ElasticTransport`.
     """
@@ -71,12 +72,11 @@ class HivemindTransport(ElasticTransport):
         from isthmus.transport.hivemind.membership import HivemindMembership
         from isthmus.transport.hivemind.node_settings import NodeSettings
 
-        name, rank = worker_name(ranks_per_worker), rank_in_worker(ranks_per_worker)
-        key = Path(identity_folder or "runs/identity") / (f"{name}-rank-{rank}.key" if rank else f"{name}.key")
+        name = worker_name(ranks_per_worker)
+        key = Path(identity_folder or "runs/identity") / f"{name}.key"
         settings = NodeSettings(key, initial_peers, listen, announce, allowed_peers, relay)
-        membership = HivemindMembership(name, run, settings, sync_budget_seconds, grace_seconds, rank_in_worker=rank)
         super().__init__(
-            membership,
+            HivemindMembership(name, run, settings, grace_seconds),
             shared_config=shared_config,
             expected_workers=expected_workers,
             min_workers=min_workers,

@@ -16,7 +16,7 @@ from isthmus.transport.base import ReplicatedState
 from isthmus.transport.configured import Finding
 from isthmus.transport.elastic.election import Weighting
 from isthmus.transport.elastic.transport import ElasticTransport
-from isthmus.transport.elastic.worker_ranks import rank_in_worker, worker_name
+from isthmus.transport.elastic.worker_ranks import worker_name
 from isthmus.transport.link_end import LinkOptions
 from isthmus.transport.torchft.lighthouse import lighthouse as run_lighthouse
 
@@ -62,9 +62,8 @@ class TorchFTTransport(ElasticTransport):
                 "outer.transport.lighthouse is missing: start one with isthmus lighthouse and give its address, "
                 "or use isthmus launch, which starts one itself"
             )
-        rank = rank_in_worker(ranks_per_worker)
         super().__init__(
-            TorchFTMembership(lighthouse, worker_name(ranks_per_worker), sync_budget_seconds, rank),
+            TorchFTMembership(lighthouse, worker_name(ranks_per_worker), sync_budget_seconds),
             shared_config=shared_config,
             expected_workers=expected_workers,
             min_workers=min_workers,

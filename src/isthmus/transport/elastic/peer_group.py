@@ -1,0 +1,88 @@
+"""The connections of a worker's rank with its peers, which move the bytes of its syncs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from isthmus.link import Group, MemberLost
+from isthmus.transport.base import TransportError
+from isthmus.transport.elastic.member_info import member_of
+from isthmus.transport.elastic.membership import Rendezvous
+from isthmus.transport.link_end import LinkEnd
+from isthmus.transport.link_peers import LinkPeers
+
+_PRESENT = memoryview(b"!")
+
+
+class PeerGroup:
+    """A group of the link among ranks of the same number, one of each worker of a sync.
+
+    It lives until its members change or one of them fails. Every worker tells which group its ranks have, so all know
+    alike whether to keep it; then they only ask one another whether they are there.
+
+    Args:
+        name: of this worker.
+        link: of this rank.
+        rank_in_worker: of this rank.
+        sync_budget_seconds: bound on one collective.
+    """
+
+    def __init__(self, name: str, link: LinkEnd, rank_in_worker: int, sync_budget_seconds: float) -> None:
+        self._name, self._link, self._rank = name, link, rank_in_worker
+        self._sync_budget_seconds = sync_budget_seconds
+        self._arrival_seconds = min(5.0, max(1.0, sync_budget_seconds / 6))  # for all who met to connect
+        self._group: Group | None = None
+        self._id, self._names = "", list[str]()
+        self._looked_at: tuple[str, list[str]] | None = None  # at which rendezvous, and with whom, all were there
+
+    @property
+    def id(self) -> str:
+        """The group that this rank has, unlike any other one of the run; empty where it has none."""
+        return self._id if self._group is not None and self._group.lost is None else ""
+
+    def admit(self, found: Rendezvous) -> None:
+        """Let in those who came to a rendezvous, as far as they are trusted."""
+        self._link.named = [link["key"] for info in found.members.values() for link in info["links"]]
+
+    def connect(self, found: Rendezvous, names: list[str]) -> None:
+        """Connect with workers of a rendezvous, all of whom do the same at this moment, or see that they are there.
+
+        Raises:
+            MemberLost: somebody is not.
+        """
+        if self._looked_at == (found.id, names):
+            return
+        groups = {found.members[name]["groups"][self._rank] for name in names}
+        if groups == {self._id} and names == self._names:
+            if self._group is not None:
+                answers = [memoryview(bytearray(1)) for _ in names]
+                self._group.exchange([_PRESENT] * len(names), answers, self._arrival_seconds)
+        else:
+            self.close()
+            group_id = f"{found.id}-{hashlib.blake2b(json.dumps(names).encode(), digest_size=8).hexdigest()}"
+            if len(names) > 1:
+                members = [
+                    member_of(name, found.members[name], self._rank, number) for number, name in enumerate(names)
+                ]
+                self._group = self._link.open(group_id, members, names.index(self._name), self._arrival_seconds)
+            self._id, self._names = group_id, names
+        self._looked_at = (found.id, names)
+
+    def peers(self, found: Rendezvous, names: list[str], weights: list[float]) -> LinkPeers:
+        """Return the peers of a sync: workers of a rendezvous, in rank order, and each one's share in the mean.
+
+        Raises:
+            TransportError: not all of them are there.
+        """
+        try:
+            self.connect(found, names)
+        except MemberLost as lost:
+            raise TransportError(f"not all who came to the rendezvous came to the sync: {lost}") from lost
+        return LinkPeers(self._group, names.index(self._name), weights, "this sync", self._sync_budget_seconds)
+
+    def close(self) -> None:
+        """Leave the peers: they need not wait for this rank."""
+        if self._group is not None:
+            self._group.close()
+        self._group, self._id, self._names, self._looked_at = None, "", [], None
