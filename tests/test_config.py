@@ -120,6 +120,8 @@ def test_a_compressor_where_a_compressor_belongs():
         ("outer.schedule={local_steps: 5, overlap_steps: 6}", "overlap_steps 6 is more than local_steps 5"),
         ("outer.schedule={local_steps: 5, num_fragments: 3}", "local_steps 5 is not divisible by num_fragments 3"),
         ("outer.schedule=often", "outer.schedule: expected {local_steps: ..., ...}, got 'often'"),
+        ("outer.guard.max_norm_factor=1", "guard: max_norm_factor 1.0 must be above 1, or null for no norm check"),
+        ("outer.guard.factor=5", "outer.guard.factor: unknown key, known: max_norm_factor"),
         ("outer.recipe=dilocco", "unknown recipe 'dilocco': did you mean 'diloco'?"),
         ("outer.split=halves", "unknown split 'halves'"),
         ("outer.optimizer.momentum=0", "outer.optimizer: Nesterov momentum requires a momentum and zero dampening"),

@@ -25,7 +25,7 @@ from isthmus.data import DATA, current_spec
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES
 from isthmus.models import MODELS
 from isthmus.models.published_sizes import with_size
-from isthmus.outer import MERGES, Offload
+from isthmus.outer import MERGES, Guard, Offload
 from isthmus.parallel import ParallelDims
 from isthmus.spec import Spec, complete, convert, factory, read_arguments, sentence
 from isthmus.transport import TRANSPORTS
@@ -136,6 +136,7 @@ class OuterConfig(Section):
     optimizer: Annotated[Spec, BeforeValidator(_read_outer_optimizer)] | None = None
     split: Annotated[str, AfterValidator(_known_split)] = "whole"
     hash_every: NonNegativeInt = 10  # rounds between two comparisons of a fragment's hash
+    guard: Annotated[Guard, _plain(Guard, "outer.guard", "max_norm_factor")] = Guard()  # who is left out of a sync
     # where outer state stays between syncs; None: on the model's device
     offload: Annotated[str | None, AfterValidator(lambda name: Offload(name).device)] = None
 

@@ -22,7 +22,7 @@ from isthmus.outer.guard import ContributionReport, Guard, Screened, describe_le
 from isthmus.transport.local import LocalWorld, run_workers
 
 QUARTERS = [0.25] * 4
-FINE = ContributionReport(norm=1.0, typical=1.0, version=5, num_elements=10, layout=7)
+FINE = ContributionReport(scale=1.0, typical=1.0, version=5, num_elements=10, layout=7)
 
 
 def gradient(rank: int) -> Tensors:
@@ -40,9 +40,9 @@ def screen(
 
     def work(rank: int, transport: Any) -> Any:
         peers = transport.quorum(0)
-        state = {"peer_norms": histories[rank]} if histories else {}
+        state = {"peer_scales": histories[rank]} if histories else {}
         version = versions[rank] if versions else 0
-        return Guard().screen(inputs[rank], version, state, peers), state, peers.sent_bytes
+        return Guard().screen(inputs[rank], 1, version, state, peers), state, peers.sent_bytes
 
     return run_workers(LocalWorld(len(inputs), weights=weights), work)
 
@@ -92,7 +92,7 @@ def test_the_mean_is_that_of_the_others_and_no_memory_keeps_a_bad_number(name: s
         def work(rank: int, transport: Any) -> tuple[Tensors, dict[str, Any]]:
             state: dict[str, Any] = {}
             peers = transport.quorum(0)
-            screened = Guard().screen(inputs[rank], 0, state, peers)
+            screened = Guard().screen(inputs[rank], 1, 0, state, peers)
             peers.weights = screened.weights
             first, _ = METHODS[name].average(screened.own, state, peers)
             METHODS[name].average(gradient(rank), state, transport.quorum(1))
@@ -118,7 +118,7 @@ def tensors_in(state: Any) -> Tensors:
 
 def test_a_worker_whose_message_was_bad_in_an_earlier_attempt_says_so() -> None:
     def work(rank: int, transport: Any) -> Screened:
-        return Guard().screen(gradient(rank), 0, {}, transport.quorum(0), faulty=rank == 1)
+        return Guard().screen(gradient(rank), 1, 0, {}, transport.quorum(0), faulty=rank == 1)
 
     for rank, screened in enumerate(run_workers(LocalWorld(3), work)):
         assert screened.left_out == {1: "its contribution is not finite"}
@@ -169,7 +169,7 @@ def test_the_majoritys_version_counts_and_in_a_tie_the_newer(versions: list[int]
 
 def norms(*values: float, typical: float | list[float] = math.nan) -> list[ContributionReport]:
     remembered = typical if isinstance(typical, list) else [typical] * len(values)
-    return [replace(FINE, norm=norm, typical=t) for norm, t in zip(values, remembered, strict=True)]
+    return [replace(FINE, scale=norm, typical=t) for norm, t in zip(values, remembered, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -204,23 +204,23 @@ def test_norms_of_joiners_do_not_count() -> None:
 
 @pytest.mark.parametrize("norm", [-1.0, math.nan, math.inf, 1e300])
 def test_no_report_can_make_the_judge_fail_or_spare_everybody(norm: float) -> None:
-    reports = [replace(FINE, norm=norm, typical=norm, version=-(2**63)), *norms(1, 1, 50, typical=1)]
+    reports = [replace(FINE, scale=norm, typical=norm, version=-(2**63)), *norms(1, 1, 50, typical=1)]
     assert {0, 3} <= judge(reports, QUARTERS, 10.0).keys()
 
 
 def test_what_is_remembered_is_the_median_of_those_who_took_part_over_ten_commits() -> None:
     inputs = [[torch.full((4,), float(value))] for value in (1, 2, 3, 1e6)]
-    assert [state["peer_norms"] for _, state, _ in screen(inputs)] == [[4.0]] * 4
+    assert [state["peer_scales"] for _, state, _ in screen(inputs)] == [[4.0]] * 4
     histories = [list(map(float, range(1, 11)))] * 4
     for _, state, _ in screen(inputs, histories=histories):
-        assert state["peer_norms"] == [*map(float, range(2, 11)), 4.0]
+        assert state["peer_scales"] == [*map(float, range(2, 11)), 4.0]
 
 
 def test_the_old_memory_is_not_touched_where_a_sync_is_refused() -> None:
     history = [2.0]
 
     def work(rank: int, transport: Any) -> None:
-        Guard().screen([torch.ones(4)], 0, {"peer_norms": history}, transport.quorum(0))
+        Guard().screen([torch.ones(4)], 1, 0, {"peer_scales": history}, transport.quorum(0))
 
     run_workers(LocalWorld(1), work)
     assert history == [2.0]
@@ -238,21 +238,50 @@ def test_a_factor_that_would_leave_out_half_is_refused(factor: float) -> None:
         Guard(max_norm_factor=factor)
 
 
-def test_infinity_switches_the_norm_check_off() -> None:
-    assert judge(norms(1, 1, 1e9), [1 / 3] * 3, math.inf) == {}
+def test_the_norm_check_can_be_switched_off() -> None:
+    inputs = [[torch.full((4,), value)] for value in (1.0, 1.0, 1e9)]
+
+    def work(rank: int, transport: Any) -> dict[int, str]:
+        return Guard(max_norm_factor=None).screen(inputs[rank], 1, 0, {}, transport.quorum(0)).left_out
+
+    assert run_workers(LocalWorld(3), work) == [{}] * 3
+
+
+@pytest.mark.parametrize("growth", [0.5, 0.75, 1.0])
+@pytest.mark.parametrize("steps", [(60, 3, 3), (60, 60, 3), (60, 3, 3, 3), (100, 60, 2), (32, 1, 1)], ids=str)
+def test_steps_are_no_reason_to_be_left_out_and_no_excuse(steps: tuple[int, ...], growth: float) -> None:
+    """Norms of honest workers grow between the root of the steps and the steps.
+
+    The fastest one may be no ten times too long for its steps, and nobody ten times as long as all others are.
+    """
+    honest = [n**growth for n in steps]
+    assert left_out(honest, steps) == []
+    for rank, norm in enumerate(honest):
+        too_long = 10.01 * (norm if steps[rank] == max(steps) else max(honest))
+        assert left_out([too_long if other == rank else honest[other] for other in range(len(steps))], steps) == [rank]
+
+
+def left_out(norms: list[float], steps: tuple[int, ...]) -> list[int]:
+    """Whom all leave out, of workers that have no memory."""
+
+    def work(rank: int, transport: Any) -> dict[int, str]:
+        return Guard().screen([torch.tensor(norms[rank])], steps[rank], 0, {}, transport.quorum(0)).left_out
+
+    (verdict,) = {tuple(verdict) for verdict in run_workers(LocalWorld(len(steps)), work)}
+    return list(verdict)
 
 
 def test_the_report_of_a_worker_of_several_ranks() -> None:
-    shards = [replace(FINE, norm=3.0, num_elements=10), replace(FINE, norm=4.0, num_elements=7, layout=8)]
+    shards = [replace(FINE, scale=3.0, num_elements=10), replace(FINE, scale=4.0, num_elements=7, layout=8)]
     whole = of_worker(shards)
-    assert replace(whole, layout=0) == ContributionReport(norm=5.0, typical=1.0, version=5, num_elements=17, layout=0)
+    assert replace(whole, layout=0) == ContributionReport(scale=5.0, typical=1.0, version=5, num_elements=17, layout=0)
     assert of_worker(shards).layout == whole.layout != of_worker(shards[::-1]).layout
     assert of_worker(shards[:1]) == shards[0]
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf])
 def test_a_bad_shard_makes_a_bad_worker(norm: float) -> None:
-    bad = of_worker([FINE, replace(FINE, norm=norm)])
+    bad = of_worker([FINE, replace(FINE, scale=norm)])
     assert judge([of_worker([FINE, FINE]), bad], [0.5, 0.5], 10.0) == {1: "its contribution is not finite"}
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from tests.toy import Worker, toy_run
+from tests.toy import Worker, inner_step, nesterov, sgd, toy_batch, toy_model, toy_run
 
 from isthmus.compress import Cast
 from isthmus.compress.feedback import ErrorFeedback
 from isthmus.compress.quantize import Quantize
-from isthmus.core import SyncSchedule, split_balanced
-from isthmus.outer import Eager, KeepProgress, Mix, Replace
+from isthmus.core import SyncSchedule, split_balanced, split_whole
+from isthmus.outer import Eager, KeepProgress, Mix, OuterLoop, Replace
 from isthmus.outer.guard import Guard
-from isthmus.transport.local import LocalWorld
+from isthmus.transport.local import LocalWorld, run_workers
+
+adamw = partial(torch.optim.AdamW, lr=1e-2)
 
 DELAYED = SyncSchedule(3, overlap_steps=3)
 METHODS = {
@@ -31,6 +34,14 @@ METHODS = {
     "delayed-keep": {"schedule": DELAYED, "merge": KeepProgress()},
     "eager": {"schedule": DELAYED, "merge": Eager()},
 }
+
+
+def adopt_longer(loop: OuterLoop, factor: float) -> None:
+    """Make this worker's progress so many times as long."""
+    with torch.no_grad():
+        for fragment in loop.state.fragments:
+            for param, anchor in zip(fragment.params, fragment.anchor, strict=True):
+                param.copy_(anchor + factor * (param - anchor))
 
 
 def poison(at: int, value: float = math.nan, who: int = 1) -> Any:
@@ -86,10 +97,61 @@ def test_an_overflow_of_the_message_is_named_and_not_sent_for_ever() -> None:
         each_step=poison(5, 1e5),
         finish=True,
         compressor=Cast("float16"),
-        guard=Guard(max_norm_factor=math.inf),
+        guard=Guard(max_norm_factor=None),
     )
     for worker in workers:
         assert [report.committed for report in worker.reports] == [True, False, True, True]
         assert worker.reports[1].reason == "the message of worker 1 is not finite"
         assert list(worker.reports[1].left_out) == [1]
         assert worker.params.abs().max() < 10
+
+
+def uneven_run(steps_of: list[int], inner: Any, too_long: float = 1.0) -> list[Worker]:
+    """Workers that take different numbers of inner steps in a round of 60; the first one's last is `too_long`."""
+    rounds = 8
+
+    def work(rank: int, transport: Any) -> Worker:
+        model = toy_model()
+        loop = OuterLoop(split_whole(model), SyncSchedule(60), Cast(), transport, nesterov)
+        worker = Worker(model, inner(model.parameters()), loop)
+        for number in range(rounds):
+            for step in range(steps_of[rank]):
+                inner_step(model, worker.optimizer, toy_batch(rank, 60 * number + step))
+                if rank == 0 and number == rounds - 1 and step == steps_of[rank] - 1:
+                    adopt_longer(loop, too_long)
+                worker.reports += loop.step()
+            if steps_of[rank] < 60:
+                worker.reports += loop.skip()
+        return worker
+
+    return run_workers(LocalWorld(len(steps_of)), work)
+
+
+@pytest.mark.parametrize("steps_of", [[60, 3, 3], [60, 60, 3], [60, 3, 3, 3], [60, 20, 2]], ids=str)
+@pytest.mark.parametrize("inner", [adamw, sgd], ids=["adamw", "sgd"])
+def test_workers_of_other_speed_are_not_left_out(steps_of: list[int], inner: Any) -> None:
+    for worker in uneven_run(steps_of, inner):
+        assert [report.left_out for report in worker.reports] == [{}] * 8
+
+
+@pytest.mark.parametrize(("steps_of", "too_long"), [([60, 3, 3], 20.0), ([60, 60, 3], 20.0), ([3, 60, 60], 100.0)])
+def test_one_that_is_too_long_is_left_out_whatever_its_speed(steps_of: list[int], too_long: float) -> None:
+    for worker in uneven_run(steps_of, adamw, too_long):
+        assert [list(report.left_out) for report in worker.reports] == [[]] * 7 + [[0]]
+
+
+def test_steps_are_counted_over_refusals_captures_and_exclusions() -> None:
+    """Each sync says how many inner steps are in it; two fragments are captured at different steps."""
+    world = LocalWorld(2)
+    world.refuse_commit(2)
+    seen: list[list[int]] = []
+
+    def each_step(rank: int, step: int, worker: Worker) -> None:
+        if rank == 0:
+            seen.append(
+                [worker.loop.state.in_flight[k].num_steps if k in worker.loop.state.in_flight else 0 for k in range(2)]
+            )
+
+    method = METHODS["streaming"]
+    toy_run(world=world, steps=12, each_step=each_step, **method)
+    assert [max(sent) for sent in zip(*seen, strict=True)] == [8, 4]

@@ -108,6 +108,7 @@ def test_every_part_of_a_recipe_can_be_overridden() -> None:
         optimizer=partial(SGD, lr=0.25),
         split="balanced",
         hash_every=3,
+        guard={"max_norm_factor": None},
         offload="cpu",
     )
     assert loop.state.schedule.planned == SyncSchedule(12, 3, 2, 4, 2)
@@ -116,6 +117,7 @@ def test_every_part_of_a_recipe_can_be_overridden() -> None:
     assert loop.state.merge == KeepProgress()
     assert loop.state.outer_optimizer.param_groups[0]["lr"] == 0.25
     assert loop.exchange.hash_every == 3
+    assert loop.exchange.guard.max_norm_factor is None
     assert loop.state.offload.device == "cpu"
     loop.close()
 

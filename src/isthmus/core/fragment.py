@@ -54,6 +54,7 @@ class Fragment:
     param_names: list[str]  # in the same order
     state: State = field(default_factory=dict)  # compressor memory, private to this worker
     version: int = 0  # committed outer steps of this fragment
+    num_steps: int = 0  # this worker's inner steps since its last capture, and those of refused syncs
     averaged: Tensors = field(default_factory=list)  # live buffers that become their mean with every sync
     replicated: Tensors = field(default_factory=list)  # live buffers that are equal on all workers by themselves
 

@@ -3,6 +3,10 @@
 Every worker sends a report of 40 bytes before its message. All apply the same pure function to the same reports, so
 they agree on who is left out without another vote. A worker of several ranks is judged as a whole: they put their
 reports together first, and each sends the whole worker's to its peers.
+
+Workers may have taken unequal numbers of inner steps. The norm of a pseudo-gradient grows between sqrt(n), where steps
+point anywhere, and n, where they follow one another, so what is compared is norm / sqrt(n): of two honest workers the
+faster one looks longer by at most sqrt(ratio of steps), and the slower one never does.
 """
 
 import hashlib
@@ -25,8 +29,8 @@ _NO_VERSION = -1  # of a worker whose ranks disagree
 class ContributionReport:
     """A worker's report about its contribution, sent before the contribution itself."""
 
-    norm: float  # of its pseudo-gradient; infinite or NaN where that is not finite
-    typical: float  # median over the last commits of the median norm of all contributions; NaN: knows of none
+    scale: float  # norm / sqrt(inner steps) of its pseudo-gradient; infinite or NaN where that is not finite
+    typical: float  # median over the last commits of the median scale of all contributions; NaN: knows of none
     version: int  # committed outer steps of the fragment
     num_elements: int
     layout: int  # hash of all shapes
@@ -50,36 +54,40 @@ class Screened:
 class Guard:
     """Leaves out what is not finite, too long, or of another version.
 
-    Too long means: longer than `max_norm_factor` times both the median of this sync and that of the last commits.
-    A worker's memory of the latter may differ from the others' (it may have joined just now): it is part of the
-    report, and the median of what they remember counts, so nothing has to be equal beforehand.
+    Too long means: norm / sqrt(inner steps) above `max_norm_factor` times both the median of this sync and that of the
+    last commits. A worker's memory of the latter may differ from the others' (it may have joined just now): it is part
+    of the report, and the median of what they remember counts, so nothing has to be equal beforehand.
     """
 
-    max_norm_factor: float = 10.0  # infinity switches the norm check off
+    max_norm_factor: float | None = 10.0  # None: no norm check
 
     def __post_init__(self) -> None:
-        if not self.max_norm_factor > 1:
-            raise UserError(f"guard: max_norm_factor {self.max_norm_factor} must be above 1 (infinity: no norm check)")
+        if self.max_norm_factor is not None and not self.max_norm_factor > 1:
+            raise UserError(f"guard: max_norm_factor {self.max_norm_factor} must be above 1, or null for no norm check")
 
-    def screen(self, own: Tensors, version: int, state: State, peers: Peers, faulty: bool = False) -> Screened:
+    def screen(
+        self, own: Tensors, num_steps: int, version: int, state: State, peers: Peers, faulty: bool = False
+    ) -> Screened:
         """Exchange reports, and judge them alike on all workers.
 
         Args:
             own: this worker's pseudo-gradient.
+            num_steps: inner steps in it.
             version: of the fragment.
             state: the copy of the fragment's memory that is adopted only if the sync commits; the guard keeps the
-                norms of the last commits there, under "peer_norms".
+                scales of the last commits there, under "peer_scales".
             peers: before anything is averaged.
             faulty: this worker's message proved bad in an earlier attempt at this sync (`NotFinite`).
         """
-        history: list[float] = state.get("peer_norms", [])
-        report = _report(own, version, history)
-        of_ranks = _exchange(replace(report, norm=math.nan) if faulty else report, peers.worker_group.all_gather)
+        state.pop("peer_norms", None)  # which former versions kept, without regard to steps
+        history: list[float] = state.get("peer_scales", [])
+        report = _report(own, num_steps, version, history)
+        of_ranks = _exchange(replace(report, scale=math.nan) if faulty else report, peers.worker_group.all_gather)
         reports = _exchange(of_worker(of_ranks), peers.all_gather)
         mismatched = _mismatched_layouts(reports)
         if mismatched:
             return Screened(own, peers.weights, {}, mismatched)
-        left_out = judge(reports, peers.weights, self.max_norm_factor)
+        left_out = judge(reports, peers.weights, self.max_norm_factor or math.inf)
         if peers.rank in left_out:
             own = [torch.zeros_like(tensor) for tensor in own]
         weights = _without(left_out, peers.weights)
@@ -87,7 +95,7 @@ class Guard:
             return Screened(own, peers.weights, left_out, f"nobody is left: {describe_left_out(left_out)}")
         moved = _moved(reports, weights)
         if moved:
-            state["peer_norms"] = [*history, median_low(moved)][-_HISTORY:]
+            state["peer_scales"] = [*history, median_low(moved)][-_HISTORY:]
         return Screened(own, weights, left_out)
 
 
@@ -99,14 +107,17 @@ def judge(reports: list[ContributionReport], weights: list[float], max_norm_fact
     typical = _typical(reports, weights)
     left_out = {}
     for rank, report in enumerate(reports):
-        if not math.isfinite(report.norm):
+        if not math.isfinite(report.scale):
             left_out[rank] = "its contribution is not finite"
         elif report.version == _NO_VERSION:
             left_out[rank] = "its ranks are at different versions"
         elif report.version != version:
             left_out[rank] = f"it is at version {report.version}, the others at {version}"
-        elif report.norm > max_norm_factor * typical:
-            left_out[rank] = f"its norm {report.norm:.3g} is above {max_norm_factor:g} times the usual {typical:.3g}"
+        elif report.scale > max_norm_factor * typical:
+            left_out[rank] = (
+                f"its norm / sqrt(inner steps) is {report.scale:.3g}, above {max_norm_factor:g} times the usual "
+                f"{typical:.3g}"
+            )
     return left_out
 
 
@@ -115,8 +126,8 @@ def of_worker(of_ranks: list[ContributionReport]) -> ContributionReport:
     if len(of_ranks) == 1:
         return of_ranks[0]
     return ContributionReport(
-        norm=math.hypot(*(report.norm for report in of_ranks)),
-        typical=of_ranks[0].typical,  # all remember the same norms, which were those of whole workers
+        scale=math.hypot(*(report.scale for report in of_ranks)),  # they take the same steps
+        typical=of_ranks[0].typical,  # all remember the same scales, which were those of whole workers
         version=of_ranks[0].version if len({report.version for report in of_ranks}) == 1 else _NO_VERSION,
         num_elements=sum(report.num_elements for report in of_ranks),
         layout=_hash(str([report.layout for report in of_ranks])),
@@ -128,12 +139,13 @@ def describe_left_out(left_out: dict[int, str]) -> str:
     return "; ".join(f"worker {rank}: {reason}" for rank, reason in left_out.items())
 
 
-def _report(own: Tensors, version: int, history: list[float]) -> ContributionReport:
+def _report(own: Tensors, num_steps: int, version: int, history: list[float]) -> ContributionReport:
     norms = torch._foreach_norm(own) if own else []  # float32: what is too large to be squared in it counts as infinite
     norm = float(torch.linalg.vector_norm(torch.stack(list(norms)))) if norms else 0.0
     layout = _hash(str([tuple(tensor.shape) for tensor in own]))
     typical = median_low(history) if history else math.nan
-    return ContributionReport(norm, typical, version, sum(tensor.numel() for tensor in own), layout)
+    scale, num_elements = norm / math.sqrt(max(1, num_steps)), sum(tensor.numel() for tensor in own)
+    return ContributionReport(scale, typical, version, num_elements, layout)
 
 
 def _hash(text: str) -> int:
@@ -142,7 +154,7 @@ def _hash(text: str) -> int:
 
 def _exchange(report: ContributionReport, gather: Callable[[Tensors], list[Tensors]]) -> list[ContributionReport]:
     """Return everybody's report in rank order."""
-    floats = torch.tensor([report.norm, report.typical], dtype=torch.float64)
+    floats = torch.tensor([report.scale, report.typical], dtype=torch.float64)
     integers = torch.tensor([report.version, report.num_elements, report.layout])
     return [ContributionReport(*f.tolist(), *i.tolist()) for f, i in gather([floats, integers])]
 
@@ -160,9 +172,9 @@ def _mismatched_layouts(reports: list[ContributionReport]) -> str:
 
 
 def _typical(reports: list[ContributionReport], weights: list[float]) -> float:
-    """Return the larger of this sync's median norm and the remembered one; infinite where little is known.
+    """Return the larger of this sync's median scale and the remembered one; infinite where little is known.
 
-    The lower median: of an even number half may lie. Both have to be exceeded, for all norms grow together after a
+    The lower median: of an even number half may lie. Both have to be exceeded, for all scales grow together after a
     warm start or a refused sync, and one worker's looks large beside others that have just begun.
     """
     moved = _moved(reports, weights)
@@ -173,9 +185,9 @@ def _typical(reports: list[ContributionReport], weights: list[float]) -> float:
 
 
 def _moved(reports: list[ContributionReport], weights: list[float]) -> list[float]:
-    """Return the norms of the contributions that count and are not zero."""
+    """Return the scales of the contributions that count and are not zero."""
     pairs = zip(reports, weights, strict=True)
-    return [report.norm for report, weight in pairs if weight > 0 and 0 < report.norm < math.inf]
+    return [report.scale for report, weight in pairs if weight > 0 and 0 < report.scale < math.inf]
 
 
 def _without(left_out: dict[int, str], weights: list[float]) -> list[float]:

@@ -22,6 +22,7 @@ class Sync:
     params_reset: bool  # the local parameters became the anchor after the capture, so they no longer hold this progress
     proposal: Any = None  # of this worker's replicated state, made at the capture; None where the sync does not move it
     buffers: Tensors = field(default_factory=list)  # float32 copies of the buffers that are averaged
+    num_steps: int = 0  # inner steps in the pseudo-gradient
     excluded: bool = False  # the guard left this worker's contribution out, and nothing of it is kept
     outer_step: int = -1  # number of the sync, given when it is sent
     outcome: Future[Outcome] | None = field(default=None, repr=False)  # what the communication thread brings back

@@ -72,6 +72,7 @@ class OuterLoop:
     @torch.no_grad()
     def step(self) -> list[SyncReport]:
         """Count one inner step; begin and finish the syncs that are due. Returns a report per finished sync."""
+        self.state.count_inner_step()
         for _ in range(self.local_steps.end_step(self.transport.now())):
             self._advance()
         return self._take_reports()

@@ -57,6 +57,9 @@ class OuterStep:
         own = self.offload.get(sync.pseudo_gradient, fragment.device)
         if newer:
             torch._foreach_add_(newer.pseudo_gradient, own)
+            newer.num_steps += sync.num_steps
+        else:
+            fragment.num_steps += sync.num_steps
         if sync.params_reset:
             for param, anchor, lost in zip(fragment.params, fragment.anchor, own, strict=True):
                 param.copy_(anchor if newer else param - lost)

@@ -35,7 +35,7 @@ _POLL_SECONDS = 0.01
 _PATIENCE_SECONDS = 1.0  # a sync that finds no peers for so long may wait for the very worker that asks for the state
 _MAX_COPIES = 6  # anchors, outer optimizer, means in flight: what a snapshot may hold of a model
 _MAX_OTHER_BYTES = 2**26
-_SAVED_OF_SYNC = ("fragment", "pseudo_gradient", "params_reset", "proposal", "buffers", "outer_step")
+_SAVED_OF_SYNC = ("fragment", "pseudo_gradient", "params_reset", "proposal", "buffers", "num_steps", "outer_step")
 
 
 class OuterState:
@@ -107,7 +107,8 @@ class OuterState:
         planned = self.schedule.planned
         full_delay = planned.overlap_steps == planned.local_steps and not self.schedule.warm(self.inner_steps)
         reset = full_delay and not self.merge.keeps_progress
-        return Sync(index, own, reset, self.propose(index), averaged_buffers(fragment))
+        num_steps, fragment.num_steps = fragment.num_steps, 0
+        return Sync(index, own, reset, self.propose(index), averaged_buffers(fragment), num_steps)
 
     def capture_rest(self) -> list[Sync]:
         """Capture, at the end of the run, what the last step has not captured."""
@@ -134,9 +135,12 @@ class OuterState:
         if sync and sync.excluded:  # bad values of one fragment have spread to the others
             for pending in (*self.in_flight.values(), *captured):
                 pending.params_reset = True
-            adopt_anchors(self.fragments)
-            if self._replicated_state:
-                self._replicated_state.roll_back()
+            self._forget_progress()
+
+    def count_inner_step(self) -> None:
+        """Count one inner step of this worker in all fragments."""
+        for fragment in self.fragments:
+            fragment.num_steps += 1
 
     def empty_outcome(self, index: int, num_workers: int) -> Outcome:
         """Return the outcome of the sync before the first one: nobody had anything to send."""
@@ -154,8 +158,13 @@ class OuterState:
             "outer_optimizer": self.outer_optimizer.state_dict(),
             "elastic": self.elastic_state,
             "fragments": [
-                {"anchor": [a.detach() for a in f.anchor], "state": copy_dicts(f.state), "version": f.version}
-                for f in self.fragments
+                {
+                    "anchor": [anchor.detach() for anchor in fragment.anchor],
+                    "state": copy_dicts(fragment.state),
+                    "version": fragment.version,
+                    "num_steps": fragment.num_steps,
+                }
+                for fragment in self.fragments
             ],
             "in_flight": [{name: getattr(sync, name) for name in _SAVED_OF_SYNC} for sync in self.in_order()],
         }
@@ -166,7 +175,7 @@ class OuterState:
         self._load_shared(state)
         self.in_flight = {}
         for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
-            fragment.state = copy_dicts(saved["state"])
+            fragment.state, fragment.num_steps = copy_dicts(saved["state"]), saved.get("num_steps", 0)
         if self.elastic is not None:
             self.elastic.load_state_dict(self.elastic_state)
         self.apply_proposals()
@@ -215,6 +224,7 @@ class OuterState:
         self.phase = shared["phase"]
         self._load_shared(shared)
         for fragment, own, state in zip(self.fragments, progress, shared["fragments"], strict=True):
+            fragment.num_steps = fragment.num_steps if keeps else 0
             for param, anchor, part in zip(fragment.params, fragment.anchor, own, strict=True):
                 param.copy_(self.offload.get(anchor.detach(), param.device) - self.offload.get(part, param.device))
             for buffer, value in zip(fragment.shared_buffers, state["buffers"], strict=True):
@@ -222,6 +232,14 @@ class OuterState:
         syncs = [Sync.from_shared(state, self.fragments[state["fragment"]], now) for state in shared["in_flight"]]
         self.in_flight = {sync.fragment: sync for sync in syncs if sync.arrived}
         return [sync for sync in syncs if not sync.arrived]
+
+    def _forget_progress(self) -> None:
+        """Go on from the anchors, as if this worker had not trained since; its samples go back to the pool."""
+        adopt_anchors(self.fragments)
+        for fragment in self.fragments:
+            fragment.num_steps = 0
+        if self._replicated_state:
+            self._replicated_state.roll_back()
 
     def _load_shared(self, state: State) -> None:
         """Load what the state dict of a worker and the shared state have in common."""
@@ -261,6 +279,7 @@ class OuterState:
         if sync.params_reset != contributed:
             sign = -1 if contributed else 1
             torch._foreach_add_(own, self.offload.get(sync.pseudo_gradient, fragment.device), alpha=sign)
+        fragment.num_steps += 0 if contributed else sync.num_steps
         return own
 
     def in_order(self) -> list[Sync]:

@@ -117,7 +117,8 @@ class Exchange:
         """Screen everybody's contributions, then average what is left of them."""
         average, faulty = _Average(sync.pseudo_gradient), list[int]()
         try:
-            screened = self.guard.screen(average.local, fragment.version, state, peers, faulty=sync.excluded)
+            steps, version = sync.num_steps, fragment.version
+            screened = self.guard.screen(average.local, steps, version, state, peers, faulty=sync.excluded)
             peers.weights, average.local = screened.weights, screened.own
             average.left_out, average.reason = screened.left_out, screened.refusal
             if not average.reason:

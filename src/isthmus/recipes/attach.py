@@ -12,11 +12,11 @@ from isthmus.compress import COMPRESSORS, Compressor
 from isthmus.config import OUTER_OPTIMIZERS, try_optimizer
 from isthmus.core import Registry, State, UserError, nearest
 from isthmus.core.imports import own_code
-from isthmus.outer import MERGES, Merge, Offload, OuterLoop
+from isthmus.outer import MERGES, Guard, Merge, Offload, OuterLoop
 from isthmus.outer.state import OuterOptimizer
 from isthmus.recipes.base import Plan, Recipe, make_recipe
 from isthmus.recipes.wrapping import refuse_shared_gradients, refuse_wrapping_later
-from isthmus.spec import Spec, build, complete, convert, factory
+from isthmus.spec import Spec, build, complete, convert, factory, read_arguments
 from isthmus.transport import TRANSPORTS, Drift, Transport
 from isthmus.transport.peers import name_workers
 from isthmus.transport.rendezvous import find_world
@@ -39,6 +39,9 @@ class Overrides(TypedDict, total=False):
     optimizer: OuterOptimizer | Spec | str
     split: str  # how the model is cut into fragments: "whole", "strided" or "balanced"
     hash_every: int  # rounds between two comparisons of a fragment's hash over all workers
+    # whose pseudo-gradient is left out: `Guard(max_norm_factor=20)`, or the same as {"max_norm_factor": 20}; None in
+    # the place of the number: however long it is
+    guard: Guard | Mapping[str, Any]
     offload: str | None  # "cpu" keeps anchors and other outer state in CPU memory between syncs
 
 
@@ -90,11 +93,13 @@ def attach(
         kind.limits.elastic,
     )
     method = _override(make_recipe(recipe, plan), overrides)
+    guard = _guard(overrides.get("guard"))
     if spec is not None:
-        shared_config = _shared_config(method, plan, state_dict)
+        shared_config = _shared_config(method, plan, state_dict) | {"guard": str(guard)}
         given = {"shared_config": shared_config, "expected_workers": num_workers, "ranks_per_worker": ranks_per_worker}
         kind = build(TRANSPORTS, spec, **given)
-    options = {"steps": plan.steps if plan.elastic else None, "hash_every": overrides.get("hash_every", 10)}
+    options: dict[str, Any] = {"steps": plan.steps if plan.elastic else None, "guard": guard}
+    options["hash_every"] = overrides.get("hash_every", 10)
     try:
         loop = method.outer_loop(model, kind, Offload(overrides.get("offload")), state_dict, **options)
     except Drift as drift:
@@ -152,6 +157,15 @@ def _override(recipe: Recipe, overrides: Overrides) -> Recipe:
     if "optimizer" in given:
         parts["optimizer"] = _outer_optimizer(given["optimizer"])
     return replace(recipe, schedule=recipe.schedule and replace(recipe.schedule, **steps), **parts)
+
+
+def _guard(given: Any) -> Guard:
+    """Return the guard that is given as a value, or as what stands in a configuration file."""
+    if given is None or isinstance(given, Guard):
+        return given or Guard()
+    if not isinstance(given, Mapping):
+        raise UserError(f"guard: expected {{max_norm_factor: ...}} or an instance of Guard, got {given!r}")
+    return Guard(**read_arguments(Guard, given, "guard"))
 
 
 def _component(registry: Registry, protocol: type, given: Any) -> Any:

@@ -64,7 +64,7 @@ def sync_bytes(config: RunConfig) -> dict[str, int]:
         for step, fragment in enumerate(fragments):
             peers = transport.quorum(step)
             nothing = [torch.zeros(anchor.shape) for anchor in fragment.anchor]
-            Guard().screen(nothing, fragment.version, {}, peers)
+            Guard().screen(nothing, 0, fragment.version, {}, peers)
             compressor.average(nothing, {}, peers)
             transport.commit(peers, True)
             sent.append(peers.sent_bytes)

@@ -37,6 +37,7 @@ SERVED_OPTIONS = "SERVED_OPTIONS"  # environment variable of a launcher's worker
 
 # what may differ between workers, with the transport's own private options
 _TRACK = [f"track.{name}" for name in TrackConfig.model_fields]
+_CHANGEABLE = ("outer.transport.", "outer.guard.")  # of what workers share: by the run that goes on
 _OWN = ("train.run_dir", "inner.micro_batch_size", "outer.offload", "data.max_bad_samples", *_TRACK)
 
 
@@ -147,7 +148,8 @@ def build_outer_loop(config: RunConfig, model: nn.Module, transport: Transport) 
         build(MERGES, outer.merge),
         outer.hash_every,
         config.train.steps,
-        offload=Offload(outer.offload),
+        outer.guard,
+        Offload(outer.offload),
     )
 
 
@@ -206,7 +208,7 @@ def fixed_settings(config: RunConfig) -> RunIdentity:
     """Return the settings that no run can change on its way: method, model, and what positions are positions in."""
     kept = ("model.", "data.", "outer.", "train.workers", "train.seed", "inner.optimizer.type", "inner.batch_size")
     shared = {key: value for key, value in shared_keys(config).items() if key.startswith(kept)}
-    return {key: value for key, value in shared.items() if not key.startswith("outer.transport.")}
+    return {key: value for key, value in shared.items() if not key.startswith(_CHANGEABLE)}
 
 
 def run_identity(config: RunConfig, model: nn.Module) -> RunIdentity:
