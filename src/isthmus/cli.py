@@ -54,6 +54,7 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override outer.schedule.local_steps=50, say.", show_default=False),
 ]
 NumWorkers = Annotated[int | None, typer.Option("--workers", min=1, help="How many workers.", show_default=False)]
+RoundTripMs = Annotated[float, typer.Option(min=0, help="Between the workers, where seconds are modelled.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")]
 Allow = Annotated[
     list[str] | None,
@@ -104,6 +105,7 @@ def common(
 def demo(
     run_dir: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/demo"),
     steps: Annotated[int, typer.Option(min=1, help="Inner steps of each run.")] = 500,
+    round_trip_ms: RoundTripMs = 0.0,
 ) -> None:
     """Train a small model in several ways on this machine and compare them in one table."""
     from isthmus.tools.fork_server import ForkServer
@@ -115,7 +117,7 @@ def demo(
         with _importing():
             from isthmus.tools.demo import run_demo
 
-        run_demo(run_dir, steps, _console(), server)
+        run_demo(run_dir, steps, _console(), server, round_trip_ms=round_trip_ms)
 
 
 @app.command()
@@ -149,6 +151,7 @@ def launch(
     overrides: Overrides = None,
     resume: Resume = False,
     allow: Allow = None,
+    round_trip_ms: RoundTripMs = 0.0,
 ) -> None:
     """Run all workers on this machine, with live progress and a report."""
     from isthmus.tools.fork_server import ForkServer
@@ -164,29 +167,43 @@ def launch(
             loaded, console = load_config(config, overrides or [], workers, resume), _console()
         finished_run = run(loaded, console, server, resume)
     if finished_run:
-        _report(finished_run, console)
+        _report(finished_run, console, round_trip_ms)
     else:
         console.print(f"stopped; {how_to_resume(Path(loaded.train.run_dir))}", soft_wrap=True)
 
 
 @app.command()
-def show(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = None, allow: Allow = None) -> None:
-    """Print the resolved configuration, the bytes of each sync, where every part's code is, and what does not fit."""
+def show(
+    config: ConfigPath,
+    workers: NumWorkers = None,
+    overrides: Overrides = None,
+    allow: Allow = None,
+    round_trip_ms: RoundTripMs = 0.0,
+) -> None:
+    """Print the resolved configuration, what each sync sends and takes, where each part is, and what does not fit."""
     with _importing():
         from isthmus.config import dump
         from isthmus.core.imports import allow_imports
         from isthmus.recipes import load_config
-        from isthmus.tools.preflight import check_run, import_paths, sync_bytes
-        from isthmus.tools.report import readable_bytes
+        from isthmus.tools.preflight import check_run, import_paths
+        from isthmus.tools.report import LINKS, readable_bytes
+        from isthmus.tools.sync_traffic import Uplink, readable_seconds, sync_traffic
 
         allow_imports(allow or [])
         loaded, console = load_config(config, overrides or [], workers), _console()
     print(yaml.safe_dump(dump(loaded), sort_keys=False))
-    sent = f"sent per sync by each of {loaded.train.workers} workers"
-    table = Table("fragment (synced together)", sent, "bytes", box=SIMPLE_HEAD)
-    for fragment, count in sync_bytes(loaded).items():
-        table.add_row(fragment, readable_bytes(count), f"{count:,}")
+    table = Table("fragment (synced together)", box=SIMPLE_HEAD)
+    for column in ("sent", "bytes", "trips", *(f"modelled at\n{link:,} Mbit/s" for link in LINKS)):
+        table.add_column(column, justify="right")
+    for fragment, traffic in sync_traffic(loaded).items():
+        modelled = [readable_seconds(Uplink(link, round_trip_ms).seconds(traffic)) for link in LINKS]
+        sent = traffic.sent_bytes
+        table.add_row(fragment, readable_bytes(sent), f"{sent:,}", str(traffic.num_trips), *modelled)
     console.print(table)
+    console.print(
+        f"per sync, by each of {loaded.train.workers} workers; trips: one-way, one after the other; "
+        f"round trip, modelled: {round_trip_ms:g} ms"
+    )
     if loaded.train.workers == 1:
         console.print("one worker alone sends nothing: --workers 2 shows what two would send")
     table = Table("part", "import path", box=SIMPLE_HEAD)
@@ -203,6 +220,7 @@ def profile(
     overrides: Overrides = None,
     allow: Allow = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    round_trip_ms: RoundTripMs = 0.0,
 ) -> None:
     """Measure this machine with a configuration: memory, speed, FLOPs, and what a sync costs."""
     from isthmus.core.imports import allow_imports
@@ -211,7 +229,7 @@ def profile(
     from isthmus.tools.profile import show_profile
 
     allow_imports(allow or [])
-    measured = measure(load_config(config, overrides or [], workers))
+    measured = measure(load_config(config, overrides or [], workers), round_trip_ms)
     if as_json:
         print(json.dumps(asdict(measured), indent=1))
     else:
@@ -295,14 +313,14 @@ def dht(
     serve_dht(NodeSettings(identity, initial_peers or [], listen, announce or [], allowed_peers or None))
 
 
-def _report(finished_run: FinishedRun, console: Console) -> None:
-    """Print the table of one run, and draw its plot."""
+def _report(finished_run: FinishedRun, console: Console, round_trip_ms: float = 0.0) -> None:
+    """Print the table of one run, and draw its plot; what is modelled there has this round trip."""
     from isthmus.tools.plot import draw
     from isthmus.tools.report import compare, make_table
 
     run_dir = Path(finished_run.config["train"]["run_dir"])
-    draw([finished_run], run_dir / "report.png")
-    console.print(make_table(compare([finished_run])))
+    draw([finished_run], run_dir / "report.png", round_trip_ms=round_trip_ms)
+    console.print(make_table(compare([finished_run], round_trip_ms=round_trip_ms)))
     console.print(f"more in {run_dir}: summary.json, report.png, metrics, checkpoints", soft_wrap=True)
 
 

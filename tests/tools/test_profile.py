@@ -17,14 +17,15 @@ from isthmus.core import SyncSchedule, UserError, split_balanced
 from isthmus.models import CausalLM
 from isthmus.models.gpt_neox import GPTNeoX
 from isthmus.recipes import load_config
-from isthmus.tools.preflight import sync_bytes
 from isthmus.tools.profile import inner_step, profile, show_profile
 from isthmus.tools.profile.inner_step import count_flops, try_micro_batches
 from isthmus.tools.profile.sync import model_uplink
+from isthmus.tools.sync_traffic import SyncTraffic, Uplink, sync_traffic
 from isthmus.train import assemble
 from isthmus.transport.local import LocalWorld
 
 BATCH, SEQUENCE, WIDTH, LAYERS, VOCABULARY = 4, 16, 32, 2, 256
+TOY_TRIPS = 3  # report, message, vote
 MODEL = {"type": "gpt_neox", "hidden_size": WIDTH, "num_layers": LAYERS, "num_heads": 2, "sequence_length": SEQUENCE}
 TEXT = {"type": "text", "source": str(Path(__file__).parents[1] / "core")}
 
@@ -92,7 +93,8 @@ def test_recipes_are_measured(path, recipe):
     assert (found.micro_batch_size, found.workers) == (2, 3)
     assert found.tokens_per_second == pytest.approx(BATCH * SEQUENCE / found.step_seconds)
     assert 0 < found.flops_utilisation < 1
-    assert found.sync_bytes == sync_bytes(config)
+    traffic = sync_traffic(config)
+    assert found.sync_bytes == {fragment: each.sent_bytes for fragment, each in traffic.items()}
     if recipe == "ddp":
         assert (found.sync, found.links) == (None, [])
         return
@@ -101,6 +103,9 @@ def test_recipes_are_measured(path, recipe):
     assert [link.megabits_per_second for link in found.links] == [10, 100, 1000]
     for link in found.links:
         assert link.seconds == pytest.approx(8e-6 * sum(found.sync_bytes.values()) / link.megabits_per_second)
+    far, trips = profile(config, round_trip_ms=20.0), sum(each.num_trips for each in traffic.values())
+    for near_link, link in zip(found.links, far.links, strict=True):
+        assert link.seconds == pytest.approx(near_link.seconds + 0.01 * trips)
 
 
 def test_what_the_codec_takes_is_told_from_the_rest(path):
@@ -118,25 +123,28 @@ def test_auto_is_the_fastest_and_one_worker_is_shown_with_another(path):
     assert min(found.sync_bytes.values()) > 0
 
 
+@pytest.mark.parametrize("round_trip_ms", [0, 3000])
 @pytest.mark.parametrize("fragments", [1, 2])
-def test_identity_with_the_modelled_h_and_tau_all_of_a_sync_hides(fragments):
-    """On the virtual clock, with the bytes as counted there; with one step less it does not."""
+def test_identity_with_the_modelled_h_and_tau_all_of_a_sync_hides(fragments, round_trip_ms):
+    """On the virtual clock, with bytes and trips as counted there; with one step less it does not."""
     step_seconds, bits_per_second = 0.1, 1000.0
 
     def syncs(local_steps, overlap_steps):
-        world = LocalWorld(2, bandwidth_bits_per_second=bits_per_second)
+        world = LocalWorld(2, bits_per_second, round_trip_ms / 2e3)
         worker, _ = toy_run(
             world=world,
             steps=4 * local_steps,
             schedule=SyncSchedule(local_steps, fragments, overlap_steps),
             split=lambda model: split_balanced(model, fragments),
+            compressor=Cast("bfloat16"),  # gathered: no trip hides behind bytes
             each_step=lambda rank, step, worker: worker.loop.transport.advance(step_seconds),
         )
         return worker.reports
 
     counted = {report.fragment: report.sent_bytes for report in syncs(2, 0)}
     assert len(counted) == len(split_balanced(toy_model(), fragments))
-    link = model_uplink(1e-6 * bits_per_second, list(counted.values()), 0.0, step_seconds)
+    traffic = [SyncTraffic(count, num_trips=TOY_TRIPS) for count in counted.values()]
+    link = model_uplink(Uplink(1e-6 * bits_per_second, round_trip_ms), traffic, 0.0, step_seconds)
     assert link.local_steps == fragments * link.overlap_steps
     hidden = syncs(link.local_steps, link.overlap_steps)
     assert hidden
@@ -146,7 +154,8 @@ def test_identity_with_the_modelled_h_and_tau_all_of_a_sync_hides(fragments):
 
 
 def test_the_codec_counts_by_bytes():
-    link = model_uplink(10, [937_500, 312_500], codec_seconds=0.5, step_seconds=0.1)  # 1 s on the wire
+    traffic = [SyncTraffic(937_500, 0), SyncTraffic(312_500, 0)]  # 1 s on the wire
+    link = model_uplink(Uplink(10), traffic, codec_seconds=0.5, step_seconds=0.1)
     assert (link.seconds, link.overlap_steps, link.local_steps) == (1.0, 12, 24)  # of 1.5 s three quarters
 
 
@@ -168,6 +177,8 @@ def test_lines_and_json(monkeypatch, capsys, path):
     assert "sent by each of 3 workers, the whole model" in lines["bytes per sync"]
     assert all(f"memory, micro-batches of {size}" in lines for size in (1, 2, 4))
     assert all(f"at {speed} Mbit/s, modelled" in lines for speed in ("10", "100", "1,000"))
+    assert isthmus(monkeypatch, "profile", path, "--round-trip-ms", 50) == 0
+    assert "at 1,000 Mbit/s, 50 ms, modelled: " in capsys.readouterr().out
     assert figures["sync"]["codec_seconds"] > 0
 
 

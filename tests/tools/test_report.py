@@ -7,12 +7,16 @@ import matplotlib.image
 import pytest
 import yaml
 from rich.console import Console
+from tests.launched import ROOT
 
+from isthmus.config import dump
 from isthmus.core import UserError
+from isthmus.recipes import load_config
 from isthmus.tools.finished_run import FinishedRun, modelled_clock, modelled_utilisation
 from isthmus.tools.plot import draw
 from isthmus.tools.report import compare, make_table, readable_bytes
 
+TINY = ROOT / "examples/tiny.yaml"
 MEGABIT = 125_000  # bytes: one second at 1 Mbit/s
 
 
@@ -92,6 +96,19 @@ def test_warm_start_blocks_and_its_bytes_count():
 def test_gradients_are_exposed_at_every_step():
     run = finished([sync(step, step, MEGABIT, "gradients") for step in (1, 2, 3, 4)])
     assert modelled_clock(run, 1, 1.0) == [0, 2, 4, 6, 8]
+
+
+def test_a_round_trip_counts_for_every_collective_and_windows_bound_the_rate():
+    """A sync of diloco: a report, two shots and a vote. Four connections move 10 MB in a round trip of a second."""
+    run = finished([sync(2, 0, 5 * MEGABIT), sync(4, 1, 5 * MEGABIT)], {"local_steps": 2})
+    run.config.update(dump(load_config(TINY, ["outer.schedule={local_steps: 2, warm_start_steps: 0}"], 2)))
+    assert modelled_clock(run, 1, 1.0, round_trip_ms=1000) == [0, 1, 9, 10, 18]
+    assert modelled_clock(run, 1, 1.0, round_trip_ms=0) == modelled_clock(run, 1, 1.0)
+    large = finished([sync(2, 0, 20_000_000)], {"local_steps": 2})
+    large.config.update(run.config)
+    assert modelled_clock(large, 1000, 1.0, round_trip_ms=1000)[-1] == pytest.approx(4 + 2 + 2)
+    near, far = (modelled_utilisation(run, 10, 1.0, round_trip_ms) for round_trip_ms in (0.0, 100.0))
+    assert compare([run], 1.0, 100.0)[0]["modelled_utilisation"]["10"] == far < near
 
 
 def test_rows_compare_bytes_with_ddp():

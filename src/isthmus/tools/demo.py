@@ -61,8 +61,17 @@ RUNS = (
 )
 
 
-def run_demo(folder: Path, steps: int, console: Console, server: ForkServer, runs: tuple[DemoRun, ...] = RUNS) -> None:
+def run_demo(
+    folder: Path,
+    steps: int,
+    console: Console,
+    server: ForkServer,
+    runs: tuple[DemoRun, ...] = RUNS,
+    round_trip_ms: float = 0.0,
+) -> None:
     """Run all of them, then write `summary.json` and `report.png` into `folder` and print the table.
+
+    The links of what is modelled there have this round trip.
 
     Raises:
         UserError: `folder` holds something that is no demo.
@@ -77,15 +86,15 @@ def run_demo(folder: Path, steps: int, console: Console, server: ForkServer, run
             raise Interrupted(f"the demo was stopped during {run.name}; what was finished before is in {folder}")
         finished.append(finished_run)
     step_seconds = finished[0].step_seconds
-    rows = compare(finished, step_seconds)
-    notes = _notes(finished, step_seconds)
+    rows = compare(finished, step_seconds, round_trip_ms)
+    notes = _notes(finished, step_seconds, round_trip_ms)
     # what is per worker in a run's summary is a mean in its row
     joined = {run.name: {**run.summary, "row": row} for run, row in zip(finished, rows, strict=True)}
     summary = {"steps": steps, "step_seconds": step_seconds, "notes": notes, "runs": joined}
     (folder / "summary.json").write_text(json.dumps(summary, indent=1))
     from isthmus.tools.plot import draw  # matplotlib takes a second to import
 
-    draw(finished, folder / "report.png", _PLOT_LINK, step_seconds)
+    draw(finished, folder / "report.png", _PLOT_LINK, step_seconds, round_trip_ms)
     console.rule(align="left")
     console.print(make_table(rows))
     for note in notes:
@@ -106,7 +115,7 @@ def _clear(folder: Path, console: Console) -> None:
     shutil.copy(BASE, mark)
 
 
-def _notes(finished: list[FinishedRun], step_seconds: float) -> list[str]:
+def _notes(finished: list[FinishedRun], step_seconds: float, round_trip_ms: float) -> list[str]:
     alone = finished[0].summary
     return [
         f"All runs: {alone['num_parameters']:,} parameters, {alone['steps']} steps, {alone['tokens_per_worker']:,} "
@@ -119,7 +128,9 @@ def _notes(finished: list[FinishedRun], step_seconds: float) -> list[str]:
         "(docs/learning.md).",
         "hidden: seconds of syncs during which training went on.",
         "modelled: share of the time spent computing, if every worker had a machine like this one for itself "
-        f"({step_seconds:.3f} s a step, as measured alone) and an uplink of that speed; bytes as counted.",
+        f"({step_seconds:.3f} s a step, as measured alone) and an uplink of that speed"
+        + (f" with a round trip of {round_trip_ms:g} ms" if round_trip_ms else "")
+        + "; bytes as counted.",
     ]
 
 

@@ -14,8 +14,10 @@ from typing import Any
 
 import yaml
 
+from isthmus.config import parse
 from isthmus.core import SyncSchedule, UserError
 from isthmus.outer.adaptive_schedule import AdaptiveSchedule
+from isthmus.tools.sync_traffic import SyncTraffic, Uplink, sync_traffic
 
 
 @dataclass(frozen=True)
@@ -83,16 +85,20 @@ class FinishedRun:
         return sent
 
 
-def modelled_clock(run: FinishedRun, megabits_per_second: float, step_seconds: float | None = None) -> list[float]:
-    """Return the seconds after each inner step (first entry: the start) if every worker had an uplink of this speed.
+def modelled_clock(
+    run: FinishedRun, megabits_per_second: float, step_seconds: float | None = None, round_trip_ms: float = 0.0
+) -> list[float]:
+    """Return the seconds after each inner step (first entry: the start) if every worker had an uplink like this.
 
-    A step computes for `step_seconds`. The message of a sync takes 8 * sent_bytes / bandwidth on the uplink, which
-    carries one message at a time. It leaves when the sync was sent, and training waits for its end where the sync was
+    A step computes for `step_seconds`. A sync takes 8 * sent_bytes / bandwidth, and as long as its collectives are on
+    their way; there is one at a time. It begins when it was sent, and training waits for its end where the sync was
     finished, `overlap_steps` later: what these steps of computing cannot hide is exposed.
 
-    Not modelled: latency, downlinks, and what `ddp` hides of its all-reduce behind its own backward pass (all of it
-    counts as exposed). Without `step_seconds` a step takes as long as was measured in this run.
+    Not modelled: downlinks, and what `ddp` hides of its all-reduce behind its own backward pass (all of it counts as
+    exposed). Without `step_seconds` a step takes as long as was measured in this run.
     """
+    uplink = Uplink(megabits_per_second, round_trip_ms)
+    num_trips = max(each.num_trips for each in sync_traffic(parse(run.config)).values()) if round_trip_ms else 0
     compute = run.step_seconds if step_seconds is None else step_seconds
     sent_after = _steps_of_sending(run)
     finished = defaultdict(list)
@@ -104,16 +110,18 @@ def modelled_clock(run: FinishedRun, megabits_per_second: float, step_seconds: f
         for event in finished[step]:
             sent = sent_after.get(event["outer_step"], step)
             link_free = max(link_free, clock[sent] if sent < step else now)
-            link_free += 8 * event["sent_bytes"] / (megabits_per_second * 1e6)
+            link_free += uplink.seconds(SyncTraffic(event["sent_bytes"], num_trips))
             now = max(now, link_free)
         clock.append(now)
     return clock
 
 
-def modelled_utilisation(run: FinishedRun, megabits_per_second: float, step_seconds: float | None = None) -> float:
+def modelled_utilisation(
+    run: FinishedRun, megabits_per_second: float, step_seconds: float | None = None, round_trip_ms: float = 0.0
+) -> float:
     """Return the share of the modelled time in which a worker computes; where it is 1 communication is free."""
     compute = run.step_seconds if step_seconds is None else step_seconds
-    return run.steps * compute / modelled_clock(run, megabits_per_second, step_seconds)[-1]
+    return run.steps * compute / modelled_clock(run, megabits_per_second, step_seconds, round_trip_ms)[-1]
 
 
 def _steps_of_sending(run: FinishedRun) -> dict[int, int]:

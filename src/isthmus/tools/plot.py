@@ -17,7 +17,11 @@ _COLOURS = ("#000000", "#d55e00", "#0072b2", "#009e73", "#e69f00", "#cc79a7", "#
 
 
 def draw(
-    runs: list[FinishedRun], path: Path, megabits_per_second: float = 100, step_seconds: float | None = None
+    runs: list[FinishedRun],
+    path: Path,
+    megabits_per_second: float = 100,
+    step_seconds: float | None = None,
+    round_trip_ms: float = 0.0,
 ) -> None:
     """Draw the loss of the anchor against tokens, bytes sent and modelled time, as one image.
 
@@ -30,14 +34,15 @@ def draw(
         loss = list(losses.values())
         style: dict[str, Any] = {"color": colour, "label": run.name, "linewidth": 1.6, "markersize": 3.5}
         per_step = run.summary["tokens_per_worker"] / run.steps
-        sent, clock = run.sent_until(), modelled_clock(run, megabits_per_second, step_seconds)
+        sent, clock = run.sent_until(), modelled_clock(run, megabits_per_second, step_seconds, round_trip_ms)
         tokens_panel.plot([per_step * step / 1e3 for step in losses], loss, "o-", **style)
         if sent[-1]:
             bytes_panel.plot([sent[step] / 1e6 for step in losses], loss, "o-", **style)
         time_panel.plot([clock[step] for step in losses], loss, "o-", **style)
     tokens_panel.set(xlabel="thousand tokens per worker", ylabel="evaluation loss of the anchor (nats a token)")
     bytes_panel.set(xlabel="MB sent per worker")
-    time_panel.set(xlabel=f"modelled seconds on an uplink of {megabits_per_second:g} Mbit/s")
+    way = f", {round_trip_ms:g} ms" if round_trip_ms else ""
+    time_panel.set(xlabel=f"modelled seconds on an uplink of {megabits_per_second:g} Mbit/s{way}")
     for panel in (bytes_panel, time_panel):
         if math.isfinite(panel.dataLim.minposx):  # it shows anything
             panel.set_xscale("log")

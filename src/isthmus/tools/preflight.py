@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from isthmus.compress import COMPRESSORS
 from isthmus.config import OUTER_OPTIMIZERS, RunConfig
 from isthmus.core import SPLITS, Registry
@@ -14,15 +12,13 @@ from isthmus.data import DATA
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES
 from isthmus.models import MODELS, outline
 from isthmus.models.stages import check_stages
-from isthmus.outer import MERGES, Guard
+from isthmus.outer import MERGES
 from isthmus.parallel import tensor_plan
 from isthmus.parallel.pipeline import count_micro_batches
 from isthmus.recipes import RECIPES
 from isthmus.spec import build
 from isthmus.train.assemble import build_model_spec, check_data, check_inner_step, transport_class
 from isthmus.transport import TRANSPORTS
-from isthmus.transport.local import Local, LocalWorld, run_workers
-from isthmus.transport.peers import ring_bytes
 
 
 def check_run(config: RunConfig) -> None:
@@ -44,34 +40,6 @@ def check_run(config: RunConfig) -> None:
         build(MERGES, outer.merge)
         if mesh.pp == 1:  # else each stage is split by itself
             SPLITS.get(outer.split)(sketch, outer.schedule.num_fragments)
-
-
-def sync_bytes(config: RunConfig) -> dict[str, int]:
-    """Return the bytes that a worker sends for one sync of each fragment, as a mean over the workers.
-
-    Reports and votes are included. The bytes are counted, not computed: all workers average zeros in this process.
-    """
-    workers, outer = config.train.workers, config.outer
-    model = outline(build(MODELS, config.model))
-    if outer.schedule is None or outer.compressor is None:
-        return {"gradients": ring_bytes(4 * sum(param.numel() for param in model.parameters()), workers)}
-    fragments = SPLITS.get(outer.split)(model, outer.schedule.num_fragments)
-    compressor = build(COMPRESSORS, outer.compressor)
-
-    @torch.no_grad()
-    def sync(rank: int, transport: Local) -> list[int]:
-        sent = []
-        for step, fragment in enumerate(fragments):
-            peers = transport.quorum(step)
-            nothing = [torch.zeros(anchor.shape) for anchor in fragment.anchor]
-            Guard().screen(nothing, 0, fragment.version, {}, peers)
-            compressor.average(nothing, {}, peers)
-            transport.commit(peers, True)
-            sent.append(peers.sent_bytes)
-        return sent
-
-    totals = [sum(counts) for counts in zip(*run_workers(LocalWorld(workers), sync), strict=True)]
-    return {fragment.name: total // workers for fragment, total in zip(fragments, totals, strict=True)}
 
 
 def import_paths(config: RunConfig) -> dict[str, str]:

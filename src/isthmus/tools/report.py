@@ -13,12 +13,15 @@ from isthmus.tools.finished_run import FinishedRun, modelled_utilisation
 LINKS = (10, 100, 1000)  # Mbit/s of the modelled columns
 
 
-def compare(runs: list[FinishedRun], step_seconds: float | None = None) -> list[dict[str, Any]]:
+def compare(
+    runs: list[FinishedRun], step_seconds: float | None = None, round_trip_ms: float = 0.0
+) -> list[dict[str, Any]]:
     """Return one row of figures a run: what was measured, per worker, and the modelled utilisation.
 
     Args:
         runs: the runs; the bytes of a `ddp` run with several workers, if there is one, are the measure for the rest.
         step_seconds: computing per inner step on an uncontended machine, for modelling; None: as measured in each run.
+        round_trip_ms: between the workers, for modelling.
     """
     baseline = next((r.sent_bytes for r in runs if r.summary["recipe"] == "ddp" and r.sent_bytes), None)
     return [
@@ -30,7 +33,9 @@ def compare(runs: list[FinishedRun], step_seconds: float | None = None) -> list[
             "compute_seconds": mean(run.summary["compute_seconds"]),
             "sync_seconds": mean(run.summary["sync_seconds"]),
             "hidden_seconds": mean(run.summary["hidden_seconds"]),
-            "modelled_utilisation": {str(link): modelled_utilisation(run, link, step_seconds) for link in LINKS},
+            "modelled_utilisation": {
+                str(link): modelled_utilisation(run, link, step_seconds, round_trip_ms) for link in LINKS
+            },
         }
         for run in runs
     ]

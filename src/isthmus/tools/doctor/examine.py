@@ -30,7 +30,7 @@ from isthmus.tools.doctor.compare import Check, compare_clocks, compare_workers,
 from isthmus.tools.doctor.measure import Clock, Network, measure
 from isthmus.tools.doctor.this_machine import check_this_machine, data_fingerprint
 from isthmus.tools.fork_server import ForkServer, end
-from isthmus.tools.preflight import sync_bytes
+from isthmus.tools.sync_traffic import sync_traffic
 from isthmus.tools.workers import world_environment
 from isthmus.train import assemble
 from isthmus.train.run_folder import name_of
@@ -75,7 +75,8 @@ def doctor(config: RunConfig, console: Console, now: Clock = time.time) -> int:
     findings["all"] = compare_workers(reports, config.train.workers)
     names = list(reports)
     if network is not None:
-        findings["all"] += [compare_clocks(names, network), *judge_network(names, network, sync_bytes(config), config)]
+        sent = {fragment: traffic.sent_bytes for fragment, traffic in sync_traffic(config).items()}
+        findings["all"] += [compare_clocks(names, network), *judge_network(names, network, sent, config)]
     if os.environ.get("LOCAL_RANK", "0") == "0":
         show_findings(console, findings, names, network)
     return 2 if any(check.status == "fail" for checks in findings.values() for check in checks) else 0

@@ -14,7 +14,6 @@ from rich.table import Table
 from isthmus.config import RunConfig
 from isthmus.core import UserError
 from isthmus.data import open_batches
-from isthmus.tools.preflight import sync_bytes
 from isthmus.tools.profile.inner_step import (
     MicroBatch,
     count_flops,
@@ -26,6 +25,7 @@ from isthmus.tools.profile.inner_step import (
 )
 from isthmus.tools.profile.sync import ModelledUplink, SyncSeconds, measure_syncs, model_uplink
 from isthmus.tools.report import LINKS, readable_bytes
+from isthmus.tools.sync_traffic import Uplink, readable_seconds, sync_traffic
 from isthmus.train import assemble, random_state
 
 Row = tuple[str, str, str]  # the figure's name, its value, how it is meant
@@ -54,8 +54,11 @@ class Profile:
     links: list[ModelledUplink]
 
 
-def profile(config: RunConfig) -> Profile:
-    """Measure a configuration, in a minute or so where a step takes a second; nothing is written."""
+def profile(config: RunConfig, round_trip_ms: float = 0.0) -> Profile:
+    """Measure a configuration, in a minute or so where a step takes a second; nothing is written.
+
+    The links to the other workers are modelled with this round trip.
+    """
     if config.mesh.num_ranks > 1:
         raise UserError("only a worker of one rank is profiled: set mesh.shard, mesh.tp and mesh.pp to 1")
     inner, seed = config.inner, config.train.seed
@@ -82,10 +85,8 @@ def profile(config: RunConfig) -> Profile:
     peak = peak_flops(device, getattr(torch, inner.precision))
     sync = measure_syncs(config, model, train) if config.outer.schedule else None
     several = config.train.model_copy(update={"workers": max(2, config.train.workers)})  # one alone sends nothing
-    sent = sync_bytes(config.model_copy(update={"train": several}))
-    links = (
-        [model_uplink(link, list(sent.values()), sync.codec_seconds, step_seconds) for link in LINKS] if sync else []
-    )
+    traffic = sync_traffic(config.model_copy(update={"train": several}))
+    uplinks = [Uplink(rate, round_trip_ms) for rate in LINKS] if sync else []
     return Profile(
         device=describe_device(device),
         num_parameters=sum(param.numel() for param in model.parameters()),
@@ -102,8 +103,10 @@ def profile(config: RunConfig) -> Profile:
         flops_utilisation=flops / step_seconds / peak,
         sync=sync,
         workers=several.workers,
-        sync_bytes=sent,
-        links=links,
+        sync_bytes={fragment: each.sent_bytes for fragment, each in traffic.items()},
+        links=[
+            model_uplink(uplink, list(traffic.values()), sync.codec_seconds, step_seconds) for uplink in uplinks if sync
+        ],
     )
 
 
@@ -140,7 +143,7 @@ def rows(profile: Profile) -> Iterator[Row]:
         note += ", the fastest" if tried.size == profile.fastest else ""
         yield f"memory, micro-batches of {tried.size}", readable_bytes(tried.peak_bytes), note
     size, batch_size = profile.micro_batch_size, profile.batch_size
-    yield "inner step", _seconds(profile.step_seconds), f"{batch_size} samples in micro-batches of {size}"
+    yield "inner step", readable_seconds(profile.step_seconds), f"{batch_size} samples in micro-batches of {size}"
     yield "tokens/s", f"{profile.tokens_per_second:,.0f}", "images or seconds of sound, where there are no tokens"
     yield "FLOPs per step", _flops(profile.flops_per_step), "matrix products, convolutions, attention"
     size = profile.matrix_size
@@ -156,17 +159,13 @@ def _syncs(profile: Profile) -> Iterator[Row]:
         yield "bytes per step", readable_bytes(total), f"sent by each of {workers} workers, after every inner step"
         return
     fragments = f"{len(profile.sync_bytes)} fragments" if len(profile.sync_bytes) > 1 else "the whole model"
-    yield "codec", _seconds(profile.sync.codec_seconds), f"encode and decode one's own message, {fragments}"
-    yield "outer step", _seconds(profile.sync.outer_seconds), "the rest of a sync, without the network"
+    yield "codec", readable_seconds(profile.sync.codec_seconds), f"encode and decode one's own message, {fragments}"
+    yield "outer step", readable_seconds(profile.sync.outer_seconds), "the rest of a sync, without the network"
     yield "bytes per sync", readable_bytes(total), f"sent by each of {workers} workers, {fragments}"
     for link in profile.links:
         hides = f"hides behind training from H = {link.local_steps:,} on, with tau = {link.overlap_steps:,} or more"
-        yield f"at {link.megabits_per_second:,} Mbit/s, modelled", _seconds(link.seconds), hides
-
-
-def _seconds(seconds: float) -> str:
-    """Write a duration: '12.3 ms'."""
-    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+        way = f", {link.round_trip_ms:g} ms" if link.round_trip_ms else ""
+        yield f"at {link.megabits_per_second:,} Mbit/s{way}, modelled", readable_seconds(link.seconds), hides
 
 
 def _flops(count: float) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -17,6 +16,7 @@ from isthmus.config import RunConfig
 from isthmus.core import SyncSchedule
 from isthmus.core.streams import drain
 from isthmus.core.types import Peers, State, Tensors
+from isthmus.tools.sync_traffic import Hiding, SyncTraffic, Uplink
 from isthmus.train.assemble import build_outer_loop
 from isthmus.transport.local import Local, LocalWorld
 
@@ -33,10 +33,11 @@ class SyncSeconds:
 
 @dataclass(frozen=True)
 class ModelledUplink:
-    """The costs of syncs on an uplink of this speed; latency is left out."""
+    """The costs of syncs on an uplink like this."""
 
     megabits_per_second: float
-    seconds: float  # to send all fragments once
+    round_trip_ms: float
+    seconds: float  # to sync all fragments once
     local_steps: int  # the smallest H with which training hides that and the codec's work
     overlap_steps: int  # the smallest tau, then and with any larger H
 
@@ -102,21 +103,25 @@ def measure_syncs(config: RunConfig, model: nn.Module, train: Callable[[], Any])
 
 
 def model_uplink(
-    megabits_per_second: float, sync_bytes: list[int], codec_seconds: float, step_seconds: float
+    uplink: Uplink, traffic: Sequence[SyncTraffic], codec_seconds: float, step_seconds: float
 ) -> ModelledUplink:
     """Return from which H and tau on syncs hide behind inner steps on such an uplink.
 
-    The uplink carries one fragment at a time, and what it carries is encoded before and decoded after; a fragment is
-    sent every H / P steps, so none has to wait for another where each gets through in that time.
+    One fragment is synced at a time, and what is sent is encoded before and decoded after; a fragment is sent every
+    H / P steps, so none has to wait for another where each gets through in that time.
 
     Args:
-        megabits_per_second: of the uplink.
-        sync_bytes: that a worker sends for each of the P fragments.
+        uplink: of every worker.
+        traffic: of each of the P fragments.
         codec_seconds: for all fragments; each has a share by its bytes.
         step_seconds: of an inner step.
     """
-    total = sum(sync_bytes)
-    seconds = 8e-6 * total / megabits_per_second
-    largest = (seconds + codec_seconds) * max(sync_bytes) / total
-    overlap_steps = math.ceil(largest / step_seconds)
-    return ModelledUplink(megabits_per_second, seconds, len(sync_bytes) * overlap_steps, overlap_steps)
+    total = sum(each.sent_bytes for each in traffic)
+    seconds = [uplink.seconds(each) for each in traffic]
+    hiding = Hiding.of(
+        [took + codec_seconds * each.sent_bytes / total for took, each in zip(seconds, traffic, strict=True)],
+        step_seconds,
+    )
+    return ModelledUplink(
+        uplink.megabits_per_second, uplink.round_trip_ms, sum(seconds), hiding.local_steps, hiding.overlap_steps
+    )

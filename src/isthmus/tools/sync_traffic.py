@@ -1,0 +1,105 @@
+"""What crosses between the workers in a sync, counted without starting them, and the seconds that takes on a link."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from isthmus.compress import COMPRESSORS
+from isthmus.config import RunConfig
+from isthmus.core import SPLITS
+from isthmus.models import MODELS, outline
+from isthmus.outer import Guard
+from isthmus.spec import build
+from isthmus.train.assemble import is_elastic
+from isthmus.transport.link_model import Collective, LinkModel
+from isthmus.transport.local import Local, LocalWorld, run_workers
+from isthmus.transport.peers import ring_bytes
+
+
+@dataclass(frozen=True)
+class SyncTraffic:
+    """What crosses in one sync of a fragment, or in a step that averages gradients."""
+
+    sent_bytes: int  # by a worker, as a mean over the workers
+    num_trips: int  # one-way, that follow one another
+    collectives: Sequence[Collective] = ()  # of a sync, in order
+
+
+@dataclass(frozen=True)
+class Uplink:
+    """A worker's way to the others as it is modelled: everything that it sends goes through it."""
+
+    megabits_per_second: float
+    round_trip_ms: float = 0.0
+
+    def seconds(self, traffic: SyncTraffic) -> float:
+        """Return the seconds of a sync: its bytes at the rate that the link's connections reach, and its trips."""
+        rate = LinkModel.even(2, self.megabits_per_second, self.round_trip_ms).rate(0, 1)
+        return 8 * traffic.sent_bytes / rate + traffic.num_trips * self.round_trip_ms / 2e3
+
+
+@dataclass(frozen=True)
+class Hiding:
+    """From which schedule on inner steps of some length hide the syncs."""
+
+    local_steps: int  # the smallest H
+    overlap_steps: int  # the smallest tau, then and with any larger H
+
+    @classmethod
+    def of(cls, fragment_seconds: Sequence[float], step_seconds: float) -> Hiding:
+        """Return it for the seconds of a sync of each fragment, one of which is sent every H / P steps."""
+        overlap_steps = max(1, math.ceil(max(fragment_seconds) / step_seconds))
+        return cls(len(fragment_seconds) * overlap_steps, overlap_steps)
+
+
+def sync_traffic(config: RunConfig) -> dict[str, SyncTraffic]:
+    """Return what crosses in one sync of each fragment, with reports, votes and, in an elastic world, a rendezvous.
+
+    That is counted, not computed: all workers average zeros in this process. Without an outer loop it is what torch's
+    ring sends in every step.
+    """
+    workers, outer = config.train.workers, config.outer
+    model = outline(build(MODELS, config.model))
+    if outer.schedule is None or outer.compressor is None:
+        sent = ring_bytes(4 * sum(param.numel() for param in model.parameters()), workers)
+        return {"gradients": SyncTraffic(sent, 2 * (workers - 1))}
+    fragments = SPLITS.get(outer.split)(model, outer.schedule.num_fragments)
+    compressor = build(COMPRESSORS, outer.compressor)
+    world = LocalWorld(workers, has_rendezvous=workers > 1 and is_elastic(config))
+    world.recorded = []
+    ends = [0] * len(fragments)  # of each one's collectives in the record
+
+    @torch.no_grad()
+    def sync(rank: int, transport: Local) -> list[int]:
+        sent = []
+        for step, fragment in enumerate(fragments):
+            peers = transport.quorum(step)
+            nothing = [torch.zeros(anchor.shape) for anchor in fragment.anchor]
+            Guard().screen(nothing, 0, fragment.version, {}, peers)
+            compressor.average(nothing, {}, peers)
+            transport.commit(peers, True)
+            sent.append(peers.sent_bytes)
+            if rank == 0:
+                ends[step] = len(world.recorded or ())
+        return sent
+
+    totals = [sum(counts) for counts in zip(*run_workers(world, sync), strict=True)]
+    of_fragments = [world.recorded[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+    return {
+        fragment.name: SyncTraffic(total // workers, _num_trips(workers, collectives), collectives)
+        for fragment, total, collectives in zip(fragments, totals, of_fragments, strict=True)
+    }
+
+
+def readable_seconds(seconds: float) -> str:
+    """Return a duration as people read it: '12.3 ms'."""
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _num_trips(workers: int, collectives: Sequence[Collective]) -> int:
+    nothing_but_the_way = LinkModel.between(workers, None, 1.0)
+    return round(sum(map(nothing_but_the_way.seconds, collectives)))
