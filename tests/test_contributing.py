@@ -169,7 +169,7 @@ def test_all_four_together_in_a_run_of_two_workers(tmp_path):
     code, _, err = finish(Program("launch", "run.yaml", "--workers", 2, "--allow", "my_package", cwd=tmp_path))
     assert code == 0, err
     said = "".join(path.read_text() for path in (tmp_path / "run/logs").glob("*"))
-    assert re.search(r"sync 3 has 2 workers\nall_gather sent 40 bytes\nall_gather sent [0-9]{3,} bytes\n", said)
+    assert re.search(r"sync 3 has 2 workers\nall_gather sent 40 bytes\nall_gather_parts sent [0-9]{3,} bytes\n", said)
     assert "the sync was committed" in said
     resolved = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     assert resolved["outer"]["compressor"]["compressor"]["type"] == "my_package.sign:Sign"

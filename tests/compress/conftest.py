@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from isthmus.core.types import Peers, Tensors
+from isthmus.transport.peers import BufferPeers
 
 torch.set_num_threads(1)
 
@@ -25,6 +26,8 @@ class Room:
 
 
 class ThreadPeers:
+    all_gather_parts, all_to_all_parts = BufferPeers.all_gather_parts, BufferPeers.all_to_all_parts
+
     def __init__(self, rank: int, weights: list[float], room: Room) -> None:
         self.rank, self.size, self.weights, self.room = rank, len(weights), weights, room
         self.sent_bytes = self.received_bytes = 0

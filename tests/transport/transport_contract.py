@@ -89,6 +89,23 @@ def check_exchange(transport, rank, size):
     assert all(all_equal(received[r], part(r, rank)) for r in range(size))
 
 
+def check_parts_cross_as_whole_messages_do_also_where_one_exchange_feeds_the_next(transport, rank, size):
+    peers, numbers = transport.quorum(6), range(1, 5)
+
+    def outgoing(number, sender):
+        return [[torch.full((number,), 100 * sender + receiver + number)] for receiver in range(size)]
+
+    exchanged = peers.all_to_all_parts(outgoing(number, rank) for number in numbers)
+    gathered = list(peers.all_gather_parts([torch.cat([a for (a,) in theirs])] for theirs in exchanged))
+    assert len(gathered) == len(numbers)
+    for number, everybody in zip(numbers, gathered, strict=True):
+        for receiver, (theirs,) in enumerate(everybody):
+            assert torch.equal(theirs, torch.cat([outgoing(number, sender)[receiver][0] for sender in range(size)]))
+    values = sum(numbers) * (size - 1)
+    assert peers.sent_bytes == peers.received_bytes == 8 * values + 8 * values * size
+    assert list(peers.all_gather_parts([])) == list(peers.all_to_all_parts([])) == []
+
+
 def check_empty_tensors(transport, rank, size):
     peers = transport.quorum(7)
     empty = [torch.zeros(0, 3), torch.zeros(0)]

@@ -1,6 +1,7 @@
 """How a mean is taken in few bytes: the compressor protocol, and codecs that average in one or two shots."""
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import ClassVar, Protocol
 
@@ -10,6 +11,7 @@ from typing_extensions import override
 from isthmus.core.types import Peers, State, Tensors
 
 _SLICE_VALUES = 1 << 17
+_PART_VALUES = 1 << 20  # of a message: decoded while the next ones come in
 
 
 class NotFinite(Exception):
@@ -105,44 +107,83 @@ class Codec(Compressor):
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
         rows = self.to_rows(local)
         generator = self._generator(state, peers, rows.device)
-        own = self.encode(rows, generator)
-        if gathers(self, peers.size):
-            received = peers.all_gather([own])
-            mean = self._weighted_mean(received, peers.weights)
-            residual = self.decode(own).neg_().add_(rows)
-        else:
-            received, mean, residual = self._two_shots(rows, own, peers, generator)
+        shots = self._one_shot if gathers(self, peers.size) else self._two_shots
+        received, mean, residual = shots(rows, peers, generator)
         if not is_finite(mean):
             self._blame(received, peers)
         return self.from_rows(mean, local), self.from_rows(residual, local)
 
+    def _one_shot(
+        self, rows: torch.Tensor, peers: Peers, generator: torch.Generator | None
+    ) -> tuple[list[list[Tensors]], torch.Tensor, torch.Tensor]:
+        """Send everybody the whole message; returns what came, part by part, the mean and the residual."""
+        received, encoded = list[list[Tensors]](), list[torch.Tensor]()
+        mean, residual = torch.empty_like(rows), torch.empty_like(rows)
+
+        def messages() -> Iterator[Tensors]:
+            for here in self._parts(len(rows)):
+                encoded.append(self.encode(rows[here], generator))
+                yield [encoded[-1]]
+
+        for everybody, here in zip(peers.all_gather_parts(messages()), self._parts(len(rows)), strict=True):
+            mean[here] = self._weighted_mean(everybody, peers.weights)
+            torch.sub(rows[here], self.decode(encoded[len(received)]), out=residual[here])
+            received.append(everybody)
+        return received, mean, residual
+
     def _two_shots(
-        self, rows: torch.Tensor, own: torch.Tensor, peers: Peers, generator: torch.Generator | None
-    ) -> tuple[list[Tensors], torch.Tensor, torch.Tensor]:
-        """Send part i to its owner, worker i; get from all owners the encoded means of their parts.
+        self, rows: torch.Tensor, peers: Peers, generator: torch.Generator | None
+    ) -> tuple[list[list[Tensors]], torch.Tensor, torch.Tensor]:
+        """Send share i to its owner, worker i; get from all owners the encoded means of their shares.
 
         What the owner's second encoding loses goes, divided by its weight, into the owner's residual: the mean
-        of what was not sent stays exact (the server error of CocktailSGD). So workers of weight 0 own no part.
-        Returns the parts that came here, the mean and the residual.
+        of what was not sent stays exact (the server error of CocktailSGD). So workers of weight 0 own no share.
+        Returns what came here, part by part, the mean and the residual.
         """
-        sizes = part_sizes(len(rows), peers.weights)
-        received = peers.all_to_all([[part] for part in own.split_with_sizes(sizes)])
-        part_mean = self._weighted_mean(received, peers.weights)
-        encoded = self.encode(part_mean, generator)
-        residual = self.decode(own).neg_().add_(rows)
-        if len(encoded):
-            lost = (part_mean - self.decode(encoded)) / peers.weights[peers.rank]
-            residual.split_with_sizes(sizes)[peers.rank].add_(lost)
-        return received, self.decode(gather_parts(encoded, sizes, peers)), residual
+        own, sizes, received = self.encode(rows, generator), part_sizes(len(rows), peers.weights), list[list[Tensors]]()
+        mean, residual = torch.empty_like(rows), self.decode(own).neg_().add_(rows)
+        shares, own_rest = own.split_with_sizes(sizes), residual.split_with_sizes(sizes)[peers.rank]
+        parts = ([[share[here]] for share in shares] for here in self._parts(max(sizes)))
 
-    def _blame(self, received: list[Tensors], peers: Peers) -> None:
+        def encoded_means() -> Iterator[torch.Tensor]:
+            for messages, here in zip(peers.all_to_all_parts(parts), self._parts(max(sizes)), strict=True):
+                received.append(messages)
+                part_mean = self._weighted_mean(messages, peers.weights)
+                encoded = self.encode(part_mean, generator)
+                if len(encoded):
+                    own_rest[here] += (part_mean - self.decode(encoded)) / peers.weights[peers.rank]
+                yield encoded
+
+        self._gather_shares(encoded_means(), mean.split_with_sizes(sizes), peers)
+        return received, mean, residual
+
+    def _gather_shares(self, own: Iterable[torch.Tensor], shares: Sequence[torch.Tensor], peers: Peers) -> None:
+        """Fill everybody's share, [rows, row] float32 each, given the encoded parts of this worker's own."""
+        parts = self._parts(max(map(len, shares)))
+
+        def padded() -> Iterator[Tensors]:  # gather needs equal shapes
+            for part, here in zip(own, parts, strict=True):
+                yield [torch.cat([part, part.new_zeros(here.stop - here.start - len(part), self.row_bytes)])]
+
+        for everybody, here in zip(peers.all_gather_parts(padded()), parts, strict=True):
+            for share, (part,) in zip(shares, everybody, strict=True):
+                share[here] = self.decode(part[: len(share[here])])
+
+    def _parts(self, num_rows: int) -> list[slice]:
+        """Return the parts in which so many rows cross."""
+        step = max(1, _PART_VALUES // self.row)
+        return [slice(begin, min(begin + step, num_rows)) for begin in range(0, num_rows, step)]
+
+    def _blame(self, received: list[list[Tensors]], peers: Peers) -> None:
         """Tell everybody whose message, or part of it, is not finite; all peers come here, for their means are equal.
 
         Raises:
             NotFinite: somebody's is. Else nobody can be blamed, and the mean shows it.
         """
-        messages = zip(received, peers.weights, strict=True)
-        seen = [weight > 0 and not is_finite(self.decode(message)) for (message,), weight in messages]
+        seen = [
+            weight > 0 and not all(is_finite(self.decode(messages[rank][0])) for messages in received)
+            for rank, weight in enumerate(peers.weights)
+        ]
         everybody = peers.all_gather([torch.tensor(seen, dtype=torch.uint8)])
         faulty = torch.stack([theirs for (theirs,) in everybody]).amax(0)
         if faulty.any():

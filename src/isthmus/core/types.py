@@ -1,6 +1,7 @@
 """The types that every floor shares: tensors, state, peers, reports."""
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -72,6 +73,17 @@ class Peers(Protocol):
         All parts that go to one rank have equal shapes and dtypes on all senders: what arrives looks
         like this rank's own `parts[rank]`.
         """
+        ...
+
+    def all_gather_parts(self, parts: Iterable[Tensors]) -> Iterator[list[Tensors]]:
+        """Gather a message part by part: yield everybody's first part while the next ones are on their way.
+
+        A part crosses as soon as `parts` gives it. All peers give equally many, as `all_gather` takes them.
+        """
+        ...
+
+    def all_to_all_parts(self, parts: Iterable[list[Tensors]]) -> Iterator[list[Tensors]]:
+        """Exchange messages part by part, each as `all_to_all` takes it; see `all_gather_parts`."""
         ...
 
 

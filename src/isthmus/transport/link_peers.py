@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -13,7 +13,7 @@ from isthmus.core.types import Tensors, WorkerGroup
 from isthmus.link import Group, MemberLost
 from isthmus.transport.base import PeerLost, RankLost, TransportError
 from isthmus.transport.peers import BufferPeers
-from isthmus.transport.wire import all_gather_object, each_from_buffer, to_buffer
+from isthmus.transport.wire import all_gather_object, each_from_buffer, num_bytes, to_buffer
 from isthmus.transport.worker_group import SINGLE_RANK
 
 NOT_JOINED = "this worker has not joined, or has left"
@@ -70,24 +70,59 @@ class LinkPeers(BufferPeers):
         return values.to(buffer.device)
 
     @override
+    def all_gather_parts(self, parts: Iterable[Tensors]) -> Iterator[list[Tensors]]:
+        if self.size == 1:
+            yield from super().all_gather_parts(parts)
+            return
+        for part, wait in [(part, self._start_all_gather(to_buffer(part))) for part in parts]:
+            buffer = wait()
+            self._count(*[len(buffer) // self.size * (self.size - 1)] * 2)
+            yield each_from_buffer(buffer, part, self.size)
+
+    @override
+    def all_to_all_parts(self, parts: Iterable[list[Tensors]]) -> Iterator[list[Tensors]]:
+        if self.size == 1:
+            yield from super().all_to_all_parts(parts)
+            return
+        started = []
+        for part in parts:
+            buffer, sizes = to_buffer([tensor for each in part for tensor in each]), [num_bytes(each) for each in part]
+            started.append((part[self.rank], self._start_all_to_all(buffer, sizes)))
+            self._count(len(buffer) - sizes[self.rank], (self.size - 1) * sizes[self.rank])
+        for like, wait in started:
+            yield each_from_buffer(wait(), like, self.size)
+
+    @override
     def _all_gather(self, buffer: torch.Tensor) -> torch.Tensor:
-        own = copy_to(buffer, torch.device("cpu")) if buffer.is_cuda else buffer
-        result = own.new_empty(self.size, len(own))
-        self._exchange("all_gather", [own] * self.size, list(result))
-        result[self.rank] = own
-        return result.view(-1).to(buffer.device)
+        return self._start_all_gather(buffer)()
 
     @override
     def _all_to_all(self, buffer: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+        return self._start_all_to_all(buffer, sizes)()
+
+    def _start_all_gather(self, buffer: torch.Tensor) -> Callable[[], torch.Tensor]:
+        own = copy_to(buffer, torch.device("cpu")) if buffer.is_cuda else buffer
+        result = own.new_empty(self.size, len(own))
+        return self._start("all_gather", [own] * self.size, result, buffer.device)
+
+    def _start_all_to_all(self, buffer: torch.Tensor, sizes: list[int]) -> Callable[[], torch.Tensor]:
         parts = (copy_to(buffer, torch.device("cpu")) if buffer.is_cuda else buffer).split_with_sizes(sizes)
         result = buffer.new_empty(self.size, sizes[self.rank], device="cpu")
-        self._exchange("all_to_all", parts, list(result))
-        result[self.rank] = parts[self.rank]
-        return result.view(-1).to(buffer.device)
+        return self._start("all_to_all", parts, result, buffer.device)
 
-    def _exchange(self, kind: str, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> None:
+    def _start(
+        self, kind: str, outgoing: Sequence[torch.Tensor], result: torch.Tensor, device: torch.device
+    ) -> Callable[[], torch.Tensor]:
+        """Begin to send every peer its tensor; returns what waits for theirs, and then returns `result` as one row."""
         group, what = self._joined(kind)
-        finish(group, what, start(group, what, outgoing, incoming), self._seconds)
+        result[self.rank] = outgoing[self.rank]
+        number = start(group, what, outgoing, list(result))
+
+        def wait() -> torch.Tensor:
+            finish(group, what, number, self._seconds)
+            return result.view(-1).to(device)
+
+        return wait
 
     def _joined(self, kind: str) -> tuple[Group, str]:
         what = f"{kind} of {self._name}"

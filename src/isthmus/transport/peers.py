@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 
 import torch
 
@@ -80,6 +81,18 @@ class BufferPeers:
         """
         raise NotImplementedError
 
+    def all_gather_parts(self, parts: Iterable[Tensors]) -> Iterator[list[Tensors]]:
+        """Yield all peers' parts, in order; see `Peers.all_gather_parts`. They cross as one message."""
+        own = list(parts)
+        everybody = self.all_gather([tensor for part in own for tensor in part])
+        yield from _cut(everybody, [len(part) for part in own])
+
+    def all_to_all_parts(self, parts: Iterable[list[Tensors]]) -> Iterator[list[Tensors]]:
+        """Yield what each rank sent here, part by part; see `Peers.all_to_all_parts`. They cross as one message."""
+        own = list(parts)
+        to_each = [[tensor for part in own for tensor in part[rank]] for rank in range(self.size)]
+        yield from _cut(self.all_to_all(to_each), [len(part[self.rank]) for part in own])
+
     def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
         """Sum [n] float32 over all peers, with the same bits on all; may overwrite `buffer`."""
         raise NotImplementedError
@@ -95,6 +108,12 @@ class BufferPeers:
     def _count(self, sent: int, received: int) -> None:
         self.sent_bytes += sent
         self.received_bytes += received
+
+
+def _cut(everybody: list[Tensors], lengths: list[int]) -> Iterator[list[Tensors]]:
+    """Cut everybody's tensors into parts of so many tensors each."""
+    for end, length in zip(accumulate(lengths), lengths, strict=True):
+        yield [theirs[end - length : end] for theirs in everybody]
 
 
 def ring_bytes(payload_bytes: int, num_peers: int) -> int:
