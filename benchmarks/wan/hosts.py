@@ -36,13 +36,14 @@ def launch(folder: Path, mbit: list[float], command: Command) -> list[Any]:
         for host, rate in enumerate(mbit):
             netlab("rate", f"{rate:.3f}" if rate else "0", str(host))
         try:
-            _run(folder, [command(result) for result in results])
+            run_on_hosts(folder, [command(result) for result in results])
         finally:
             netlab("down")
     return [json.loads(result.read_text()) for result in results]
 
 
-def _run(folder: Path, commands: list[list[str]]) -> None:
+def run_on_hosts(folder: Path, commands: list[list[str]]) -> None:
+    """Run a module with arguments on every host that is up; see `launch`."""
     environment = os.environ | {
         "MASTER_ADDR": "10.77.0.10",
         "MASTER_PORT": "29500",
