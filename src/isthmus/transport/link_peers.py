@@ -46,6 +46,7 @@ class LinkPeers(BufferPeers):
     ) -> None:
         super().__init__(rank, weights)
         self.worker_group = worker_group
+        self.arrival: tuple[int, float] | None = None  # an exchange before the first collective's, and its seconds
         self._group, self._name, self._seconds = group, name, sync_budget_seconds
 
     @override
@@ -58,7 +59,7 @@ class LinkPeers(BufferPeers):
         first = [start(group, what, [part[piece] for part in parts], list(theirs[:, piece])) for piece in pieces]
         second = []
         for shot, piece in zip(first, pieces, strict=True):
-            finish(group, what, shot, self._seconds)
+            self._finish(group, what, shot)
             own = parts[self.rank][piece]
             theirs[self.rank, piece] = own
             own[:] = theirs[0, piece]
@@ -66,7 +67,7 @@ class LinkPeers(BufferPeers):
                 own += their
             second.append(start(group, what, [own] * self.size, [part[piece] for part in parts]))
         for shot in second:
-            finish(group, what, shot, self._seconds)
+            self._finish(group, what, shot)
         return values.to(buffer.device)
 
     @override
@@ -119,10 +120,18 @@ class LinkPeers(BufferPeers):
         number = start(group, what, outgoing, list(result))
 
         def wait() -> torch.Tensor:
-            finish(group, what, number, self._seconds)
+            self._finish(group, what, number)
             return result.view(-1).to(device)
 
         return wait
+
+    def _finish(self, group: Group, what: str, number: int) -> None:
+        """Wait for an exchange, and before the first one for that in which all say that they are there."""
+        if self.arrival is not None:
+            arrival, seconds = self.arrival
+            self.arrival = None
+            finish(group, what, arrival, seconds)
+        finish(group, what, number, self._seconds)
 
     def _joined(self, kind: str) -> tuple[Group, str]:
         what = f"{kind} of {self._name}"

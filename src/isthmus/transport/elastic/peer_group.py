@@ -19,7 +19,7 @@ class PeerGroup:
     """A group of the link among ranks of the same number, one of each worker of a sync.
 
     It lives until its members change or one of them fails. Every worker tells which group its ranks have, so all know
-    alike whether to keep it; then they only ask one another whether they are there.
+    alike whether to keep it; then they only tell one another that they are there, while the sync begins.
 
     Args:
         name: of this worker.
@@ -34,7 +34,8 @@ class PeerGroup:
         self._arrival_seconds = min(5.0, max(1.0, sync_budget_seconds / 6))  # for all who met to connect
         self._group: Group | None = None
         self._id, self._names = "", list[str]()
-        self._looked_at: tuple[str, list[str]] | None = None  # at which rendezvous, and with whom, all were there
+        self._looked_at: tuple[str, list[str]] | None = None  # which rendezvous it is connected for, and with whom
+        self._arrival: tuple[int, float] | None = None  # the exchange in which all say that they are there; its bound
 
     @property
     def id(self) -> str:
@@ -46,7 +47,9 @@ class PeerGroup:
         self._link.named = [link["key"] for info in found.members.values() for link in info["links"]]
 
     def connect(self, found: Rendezvous, names: list[str]) -> None:
-        """Connect with workers of a rendezvous, all of whom do the same at this moment, or see that they are there.
+        """Connect with workers of a rendezvous, all of whom do the same at this moment, or ask whether they are there.
+
+        Whether they are turns out with the first collective: to wait for it here would take the time of one way across.
 
         Raises:
             MemberLost: somebody is not.
@@ -57,7 +60,7 @@ class PeerGroup:
         if groups == {self._id} and names == self._names:
             if self._group is not None:
                 answers = [memoryview(bytearray(1)) for _ in names]
-                self._group.exchange([_PRESENT] * len(names), answers, self._arrival_seconds)
+                self._arrival = self._group.start([_PRESENT] * len(names), answers), self._arrival_seconds
         else:
             self.close()
             group_id = f"{found.id}-{hashlib.blake2b(json.dumps(names).encode(), digest_size=8).hexdigest()}"
@@ -79,10 +82,12 @@ class PeerGroup:
             self.connect(found, names)
         except MemberLost as lost:
             raise TransportError(f"not all who came to the rendezvous came to the sync: {lost}") from lost
-        return LinkPeers(self._group, names.index(self._name), weights, "this sync", self._sync_budget_seconds)
+        peers = LinkPeers(self._group, names.index(self._name), weights, "this sync", self._sync_budget_seconds)
+        peers.arrival, self._arrival = self._arrival, None
+        return peers
 
     def close(self) -> None:
         """Leave the peers: they need not wait for this rank."""
         if self._group is not None:
             self._group.close()
-        self._group, self._id, self._names, self._looked_at = None, "", [], None
+        self._group, self._id, self._names, self._looked_at, self._arrival = None, "", [], None, None
