@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -14,19 +15,27 @@ class Ends:
     def __init__(self) -> None:
         self.links: list[Link] = []
         self.trusted: list[str] = []
+        self.hidden: dict[Link, tuple[str, int]] = {}  # who cannot be reached, and where the others look
 
-    def add(self, num_links: int, patience_seconds: float = 5.0) -> list[Link]:
+    def add(self, num_links: int, patience_seconds: float = 5.0, **options: Any) -> list[Link]:
         for _ in range(num_links):
-            identity = Identity.generate()
+            identity = options.pop("identity", None) or Identity.generate()
             self.trusted.append(identity.fingerprint)
             self.links.append(
-                Link(identity, lambda: self.trusted, tick_seconds=0.05, patience_seconds=patience_seconds)
+                Link(identity, lambda: self.trusted, tick_seconds=0.05, patience_seconds=patience_seconds, **options)
             )
         return self.links
 
     def members(self) -> list[Member]:
         return [
-            Member(number, f"worker {number}", link.address, link.identity.fingerprint)
+            Member(
+                number,
+                f"worker {number}",
+                self.hidden.get(link, link.address),
+                link.identity.fingerprint,
+                link.id,
+                link.via,
+            )
             for number, link in enumerate(self.links)
         ]
 

@@ -202,7 +202,7 @@ def test_a_trusted_key_alone_does_not_make_a_member(ends):
     insider = Identity.generate()
     ends.trusted.append(insider.fingerprint)
     context = insider.tls_context(ends.trusted, server=False)
-    hello = json.dumps({"group": "group", "rank": 1, "lane": 0, "num_lanes": 2}).encode()
+    hello = json.dumps({"to": "", "group": "group", "rank": 1, "lane": 0, "num_lanes": 2}).encode()
     for frame in (
         Frame(DATA, 1 << 30).pack(),
         Frame(HELLO, 4000).pack() + b"{}" * 2000,

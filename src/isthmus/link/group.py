@@ -23,7 +23,9 @@ class Member:
     number: int  # in errors
     name: str  # for people
     address: tuple[str, int]
-    fingerprint: str
+    fingerprint: str  # empty: of any key that is trusted
+    id: str = ""  # of its link: addresses behind NATs may be equal, and so are keys made of one secret; empty: of any
+    via: tuple[str, int] | None = None  # the address of a relay where it has registered
 
 
 class Group:

@@ -16,15 +16,16 @@ from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from isthmus.core.types import UserError
+from isthmus.link.greeting import HANDSHAKE_SECONDS, WELCOME, end, introduce, keep_alive, read
 from isthmus.link.group import Member
 from isthmus.link.identity import fingerprint_of
 from isthmus.link.lane import HEADER_BYTES, HELLO, MAX_CONTROL_BYTES, Frame, prepare
+from isthmus.link.reach import Reach
+from isthmus.link.relay import ANSWER, CALL, TOKEN_BYTES, Relay
 
-_HANDSHAKE_SECONDS = 5.0
 _MAX_NEWCOMERS = 64  # connections whose handshake is not done; one more, and the oldest of the busiest address goes
 _KEPT_SECONDS = 60.0  # an arrival for a group that this worker has not opened
 _RETRY_SECONDS = 0.1
-_WELCOME = b"\n"
 _MAX_LANES = 4  # in each direction, beside the one for small messages
 _SECONDS_A_LANE = 0.025  # of the round trip: one connection moves about its window, 2.5 MB, in each
 
@@ -46,15 +47,16 @@ def num_bulk_lanes(round_trip_seconds: float) -> int:
     return max(1, min(_MAX_LANES, math.ceil(round_trip_seconds / _SECONDS_A_LANE)))
 
 
-def dial(member: Member, context: ssl.SSLContext, group: str, rank: int, deadline: float) -> list[Arrival]:
+def dial(
+    member: Member, reach: Reach, context: ssl.SSLContext, group: str, rank: int, deadline: float
+) -> list[Arrival]:
     """Return connections to a member, as many as the way is long; none where it cannot be reached in time.
 
     It may not know yet that this worker is trusted, so whoever is turned away tries again.
     """
 
     def connect() -> tuple[socket.socket, float]:
-        begin = time.monotonic()
-        return socket.create_connection(member.address, deadline - begin), time.monotonic() - begin
+        return reach.connect(member, deadline)
 
     connected = _until(deadline, connect)
     if connected is None:
@@ -62,32 +64,22 @@ def dial(member: Member, context: ssl.SSLContext, group: str, rank: int, deadlin
     spare, round_trip_seconds = [connected[0]], connected[1]
     num_lanes = 1 + 2 * num_bulk_lanes(round_trip_seconds)
 
-    def introduce(lane: int) -> Arrival:
+    def open_lane(lane: int) -> Arrival:
         connection = spare.pop() if lane == 0 and spare else connect()[0]
-        hello = {"group": group, "rank": rank, "lane": lane, "num_lanes": num_lanes}
-        secure = _introduce(connection, member.fingerprint, context, hello)
+        purpose = {"group": group, "rank": rank, "lane": lane, "num_lanes": num_lanes}
+        with reach.judging(member):
+            secure = introduce(connection, member, context, purpose)
         prepare(secure)
         return Arrival(secure, member.fingerprint, lane, num_lanes)
 
     with ThreadPoolExecutor(num_lanes, "isthmus-dial") as pool:
-        found = pool.map(lambda lane: _until(deadline, lambda: introduce(lane)), range(num_lanes))
+        found = pool.map(lambda lane: _until(deadline, lambda: open_lane(lane)), range(num_lanes))
     arrivals = [arrival for arrival in found if arrival is not None]
     if len(arrivals) == num_lanes:
         return arrivals
     for arrival in arrivals:
         arrival.connection.close()
     return []
-
-
-def call(
-    address: tuple[str, int], fingerprint: str, context: ssl.SSLContext, service: str, seconds: float
-) -> ssl.SSLSocket:
-    """Return a connection to a service (`Welcome.services`) of the worker that holds this key.
-
-    Raises:
-        OSError: nobody answers there, or it does not let this worker in.
-    """
-    return _introduce(socket.create_connection(address, seconds), fingerprint, context, {"service": service})
 
 
 class Welcome:
@@ -99,7 +91,10 @@ class Welcome:
         port: int,
         context: Callable[[Iterable[str]], ssl.SSLContext],
         trusted: Callable[[], Iterable[str]],
+        link_id: str,
+        relay: Relay,
     ) -> None:
+        self._link_id, self._relay = link_id, relay
         self.services: dict[str, Callable[[ssl.SSLSocket], None]] = {}  # each ends with the connection
         self._context, self._trusted = context, trusted
         self._changed = threading.Condition()
@@ -136,7 +131,7 @@ class Welcome:
         self._thread.join()
         with self._changed:
             for connection in list(self._newcomers):
-                _end(connection)
+                end(connection)
             for arrivals in self._arrivals.values():
                 for arrival in arrivals.values():
                     arrival.connection.close()
@@ -150,10 +145,17 @@ class Welcome:
                     return
                 time.sleep(_RETRY_SECONDS)  # too many open files
                 continue
-            with self._changed:
-                self._make_room()
-                self._newcomers[connection] = address
-            threading.Thread(target=self._let_in, args=[connection], name="isthmus-hello", daemon=True).start()
+            self.admit(connection, address)
+
+    def admit(self, connection: socket.socket, address: str) -> None:
+        """Give a connection a few seconds to show a trusted key, wherever it comes from."""
+        with self._changed:
+            if self._listener.fileno() < 0:
+                connection.close()
+                return
+            self._make_room()
+            self._newcomers[connection] = address
+        threading.Thread(target=self._let_in, args=[connection], name="isthmus-hello", daemon=True).start()
 
     def _make_room(self) -> None:
         """End the oldest handshake of the address that has most of them, where there are too many."""
@@ -162,19 +164,23 @@ class Welcome:
             busiest = max(addresses, key=addresses.count)
             oldest = next(each for each, address in self._newcomers.items() if address == busiest)
             del self._newcomers[oldest]
-            _end(oldest)
+            end(oldest)
 
     def _let_in(self, connection: socket.socket) -> None:
         try:
-            connection.settimeout(_HANDSHAKE_SECONDS)
+            connection.settimeout(HANDSHAKE_SECONDS)
+            keep_alive(connection)
+            if connection.recv(1, socket.MSG_PEEK) in (CALL, ANSWER):
+                self._let_meet(connection)
+                return
             context = self._context(self._trusted())
             with self._changed:
                 address = self._newcomers.pop(connection)
                 connection = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
                 self._newcomers[connection] = address
             connection.do_handshake()
-            hello = _read_hello(connection)
-            connection.sendall(_WELCOME)
+            hello = _read_hello(connection, self._link_id)
+            connection.sendall(WELCOME)
         except (OSError, ValueError, KeyError):  # nobody who is trusted, one that gave up, or that had to make room
             connection.close()
             return
@@ -185,6 +191,13 @@ class Welcome:
             self.services.get(hello, ssl.SSLSocket.close)(connection)
         else:
             self._note_arrival(connection, *hello)
+
+    def _let_meet(self, connection: socket.socket) -> None:
+        """Hand a connection to the relay, which knows by its token for whom it is."""
+        preface = read(connection, 1 + TOKEN_BYTES)
+        with self._changed:
+            del self._newcomers[connection]
+        self._relay.arrive(preface, connection)
 
     def _note_arrival(self, connection: ssl.SSLSocket, group: str, rank: int, lane: int, num_lanes: int) -> None:
         prepare(connection)
@@ -215,49 +228,18 @@ def _until(deadline: float, attempt: Callable[[], Result]) -> Result | None:
     return None
 
 
-def _introduce(
-    connection: socket.socket, fingerprint: str, context: ssl.SSLContext, hello: dict[str, object]
-) -> ssl.SSLSocket:
-    """Return the connection when its other end has proved its key, and has let this worker in."""
-    try:
-        connection.settimeout(_HANDSHAKE_SECONDS)
-        connection = context.wrap_socket(connection)
-        if fingerprint_of(connection) != fingerprint:
-            raise ConnectionRefusedError("whoever answers there holds another key")
-        payload = json.dumps(hello).encode()
-        connection.sendall(Frame(HELLO, len(payload)).pack() + payload)
-        _read(connection, len(_WELCOME))
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _read_hello(connection: socket.socket) -> str | tuple[str, int, int, int]:
+def _read_hello(connection: socket.socket, own_id: str) -> str | tuple[str, int, int, int]:
     """Return the name of a service, or group, rank, lane and number of lanes; `ValueError` where it is neither."""
-    frame = Frame.unpack(_read(connection, HEADER_BYTES))
+    frame = Frame.unpack(read(connection, HEADER_BYTES))
     if frame.kind != HELLO or frame.num_bytes > MAX_CONTROL_BYTES:
         raise ValueError("no hello")
-    match json.loads(_read(connection, frame.num_bytes)):
+    hello = json.loads(read(connection, frame.num_bytes))
+    match hello:
+        case {"to": str(to)} if to not in ("", own_id):
+            raise ValueError("it looks for another link, of which it thinks that it is here")
         case {"service": str(service)}:
             return service
         case {"group": str(group), "rank": int(rank), "lane": int(lane), "num_lanes": int(num_lanes)}:
             if 0 <= lane < num_lanes <= 1 + 2 * _MAX_LANES:
                 return group, rank, lane, num_lanes
     raise ValueError("no hello")
-
-
-def _read(connection: socket.socket, num_bytes: int) -> bytes:
-    data = b""
-    while len(data) < num_bytes:
-        part = connection.recv(num_bytes - len(data))
-        if not part:
-            raise ConnectionResetError("the connection was closed")
-        data += part
-    return data
-
-
-def _end(connection: socket.socket) -> None:
-    """End a connection on which a thread waits."""
-    with suppress(OSError):
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # that of TLS would go on in the clear

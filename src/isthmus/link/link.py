@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import selectors
 import socket
 import ssl
@@ -13,13 +14,18 @@ from functools import partial
 
 from isthmus.link.channel import Channel
 from isthmus.link.errors import MemberLost, Misbehaviour
+from isthmus.link.greeting import introduce
 from isthmus.link.group import Group, Member
-from isthmus.link.handshake import Arrival, Welcome, call, dial
+from isthmus.link.handshake import Arrival, Welcome, dial
 from isthmus.link.identity import Identity
 from isthmus.link.lane import Lane, Load
+from isthmus.link.reach import REGISTER, Reach
+from isthmus.link.relay import Relay
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CLOSE_SECONDS = 1.0  # for the others to read why, and to close
+_SOON_SECONDS = 1.5  # whoever has not come by then may not be able to reach this link
+_TICKS_A_CONTROL_BEAT = 4
 
 
 class Link:
@@ -32,6 +38,11 @@ class Link:
         port: 0 takes a free one.
         tick_seconds: between two heartbeats, and between two looks at those of the others.
         patience_seconds: how long a member may be silent.
+        via: the address of another link, with whose help this one can be reached although its port cannot.
+        trusted_relays: returns the fingerprints of links that may help; None: of those who are let in.
+
+    Attributes:
+        id: of this link, unlike any other.
 
     Raises:
         UserError: the address cannot be listened on.
@@ -45,8 +56,10 @@ class Link:
         port: int = 0,
         tick_seconds: float = 0.5,
         patience_seconds: float = 10.0,
+        via: tuple[str, int] | None = None,
+        trusted_relays: Callable[[], Iterable[str]] | None = None,
     ) -> None:
-        self.identity = identity
+        self.identity, self.id, self.via = identity, secrets.token_hex(16), via
         self._trusted = trusted
         self._tick_seconds = tick_seconds
         self._patience_ticks = max(2, round(patience_seconds / tick_seconds))
@@ -59,7 +72,12 @@ class Link:
         self._wakeup.setblocking(False)
         self._selector.register(self._wakeup, _READ, self._look_at_all)
         self._closed = self._stopped = False  # `close` was called; the thread has nothing more to do
-        self._welcome = Welcome(host, port, partial(identity.tls_context, server=True), trusted)
+        control = _TICKS_A_CONTROL_BEAT * tick_seconds, patience_seconds
+        self._relay = Relay(*control)
+        self._welcome = Welcome(host, port, partial(identity.tls_context, server=True), trusted, self.id, self._relay)
+        self._welcome.services[REGISTER] = self._relay.serve
+        contexts = self._context, partial(self._context, trusted_relays or trusted)
+        self._reach = Reach(self.id, self._relay, contexts, self._welcome.admit, via, *control)
         self.address = (host, self._welcome.port)
         self._thread = threading.Thread(target=self._run, name="isthmus-link", daemon=True)
         self._thread.start()
@@ -81,20 +99,7 @@ class Link:
         group = Group(
             name, members, rank, channels, self._changed, self._wake, self._tick_seconds, self._patience_ticks
         )
-        context = self.identity.tls_context(self._trusted(), server=False)
-        arrivals: dict[int, list[Arrival]] = {}
-        threads = [
-            threading.Thread(
-                target=lambda r=r: arrivals.update({r: dial(members[r], context, name, rank, deadline)}), daemon=True
-            )
-            for r in range(rank)
-        ]
-        for thread in threads:
-            thread.start()
-        for r in range(rank + 1, len(members)):
-            arrivals[r] = self._welcome.wait_for(name, r, members[r].fingerprint, deadline)
-        for thread in threads:
-            thread.join()
+        arrivals = self._gather(name, members, rank, deadline)
         missing = [r for r in channels if not arrivals[r]]
         if missing:
             for found in arrivals.values():
@@ -121,14 +126,23 @@ class Link:
         """
         self._welcome.services[service] = handler
 
-    def call(self, address: tuple[str, int], fingerprint: str, service: str, seconds: float) -> ssl.SSLSocket:
-        """Return a connection to a service of the worker that holds this key.
+    def call(self, member: Member, service: str, seconds: float) -> ssl.SSLSocket:
+        """Return a connection to a service of a member.
 
         Raises:
-            OSError: nobody answers there within so many seconds, or it does not let this worker in.
+            OSError: it does not answer within so many seconds, or does not let this worker in.
         """
-        context = self.identity.tls_context(self._trusted(), server=False)
-        return call(address, fingerprint, context, service, seconds)
+        connection, _ = self._reach.connect(member, time.monotonic() + seconds)
+        with self._reach.judging(member):
+            return introduce(connection, member, self._context(), {"service": service})
+
+    def meet(self, members: Iterable[Member]) -> None:
+        """Take note of those who take part from here on: they help one another to be reached."""
+        self._reach.meet(members)
+
+    def register_at(self, members: Iterable[Member]) -> None:
+        """Keep a connection open with members, as far as they can be reached: they reach this link in any case."""
+        self._reach.register_at(members)
 
     def close(self) -> None:
         """Leave all groups, and end. A second call does nothing."""
@@ -139,10 +153,44 @@ class Link:
             groups = list(self._groups)
         for group in groups:
             group.close()
+        self._reach.close()
+        self._relay.close()
         self._welcome.close()
         self._stopped = True
         self._wake()
         self._thread.join()
+
+    def _gather(self, name: str, members: Sequence[Member], rank: int, deadline: float) -> dict[int, list[Arrival]]:
+        """Return the connections with all other members, empty where one did not come in time.
+
+        Of two, the later one dials. Whoever waits for it in vain registers there, to be asked to come.
+        """
+        arrivals: dict[int, list[Arrival]] = {}
+        context = self._context()
+        threads = [
+            threading.Thread(
+                target=lambda r=r: arrivals.update({r: dial(members[r], self._reach, context, name, rank, deadline)}),
+                daemon=True,
+            )
+            for r in range(rank)
+        ]
+        for thread in threads:
+            thread.start()
+        soon = time.monotonic() + min(_SOON_SECONDS, (deadline - time.monotonic()) / 4)
+        for until in (soon, deadline):
+            for r in range(rank + 1, len(members)):
+                arrivals[r] = arrivals.get(r) or self._welcome.wait_for(name, r, members[r].fingerprint, until)
+            for thread in threads:
+                thread.join(max(0.0, until - time.monotonic()))
+            if not all(arrivals.get(r) for r in range(len(members)) if r != rank):
+                self._reach.seek(members)
+        for thread in threads:
+            thread.join()
+        return arrivals
+
+    def _context(self, trusted: Callable[[], Iterable[str]] | None = None) -> ssl.SSLContext:
+        """Return what TLS needs to connect with whoever is trusted."""
+        return self.identity.tls_context((trusted or self._trusted)(), server=False)
 
     def _wake(self) -> None:
         with suppress(OSError):  # it is awake, or has ended

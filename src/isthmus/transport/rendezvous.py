@@ -16,9 +16,9 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from isthmus.core.torch_internals import clone_default_store, skip_reverse_lookups
 from isthmus.core.types import UserError
 from isthmus.link import Member
-from isthmus.transport.address import INTERNET, split_address
+from isthmus.transport.address import INTERNET
 from isthmus.transport.base import PeerLost, readable_message
-from isthmus.transport.link_end import LinkEnd, LinkOptions
+from isthmus.transport.link_end import LinkEnd, LinkOptions, member_at
 
 JOIN_BUDGETS = 10  # clusters do not start at the same moment: workers wait this many sync budgets for one another
 _num_stores = itertools.count()
@@ -67,12 +67,11 @@ class RankInfo(NamedTuple):
 
     host: str
     shared_config: dict[str, str]
-    address: str  # of its end of the link
-    fingerprint: str
+    place: dict[str, Any]  # see `LinkEnd.place`
 
     def member(self, number: int, name: str) -> Member:
         """Return this rank as a member of a group of the link."""
-        return Member(number, name, split_address(self.address), self.fingerprint)
+        return member_at(self.place, name, number)
 
 
 def find_world() -> tuple[int, int]:
@@ -148,7 +147,7 @@ class RankLink(LinkEnd):
         """
         store = open_store()
         keys = [f"rank-info/{r}" for r in range(len(names))]
-        own = RankInfo(socket.gethostname(), shared_config, self.announced, self.identity.fingerprint)
+        own = RankInfo(socket.gethostname(), shared_config, self.place)
         store.set(keys[rank], json.dumps(self.trust.sign(keys[rank], own)))
         try:
             store.wait(keys, timedelta(seconds=self._seconds))
@@ -159,11 +158,13 @@ class RankLink(LinkEnd):
         infos = [
             self._read(key, name, value) for key, name, value in zip(keys, names, store.multi_get(keys), strict=True)
         ]
-        self.named = [info.fingerprint for info in infos]
+        self.named = [info.place["key"] for info in infos]
         return infos
 
     def _read(self, key: str, name: str, value: bytes) -> RankInfo:
         try:
-            return RankInfo(*self.trust.read(key, json.loads(value)))
-        except (ValueError, TypeError) as error:
+            info = RankInfo(*self.trust.read(key, json.loads(value)))
+            info.member(0, name)
+            return info
+        except (ValueError, TypeError, KeyError) as error:
             raise UserError(f"{name} cannot take part: {error}") from error

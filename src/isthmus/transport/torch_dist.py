@@ -43,7 +43,7 @@ class TorchDist(ConfiguredTransport):
     Args:
         sync_budget_seconds: bound on one collective; all other timeouts follow from it.
         backend: "gloo" or "nccl": of the process groups that a mesh makes inside a worker.
-        host, port, announce, identity, trusted: see `LinkOptions`.
+        host, port, announce, identity, trusted, via: see `LinkOptions`.
         shared_config: a flat configuration that all workers must share, compared at join.
         expected_workers: how many the configuration speaks of.
         ranks_per_worker: one, or as many as the mesh of a worker has.
@@ -62,13 +62,14 @@ class TorchDist(ConfiguredTransport):
         announce: str | None = None,
         identity: str | None = None,
         trusted: str | None = None,
+        via: str | None = None,
         shared_config: dict[str, str] | None = None,
         expected_workers: int | None = None,
         ranks_per_worker: int = 1,
     ) -> None:
         self.sync_budget_seconds = sync_budget_seconds
         self.backend = backend
-        self._options = LinkOptions(host, port, announce, identity, trusted)
+        self._options = LinkOptions(host, port, announce, identity, trusted, via)
         self.shared_config = {
             "isthmus version": version("isthmus"),
             "ranks per worker": str(ranks_per_worker),
@@ -146,7 +147,7 @@ class TorchDist(ConfiguredTransport):
 
     def _connect(self, rank: int, layout: RankLayout) -> None:
         budget_seconds = self.sync_budget_seconds
-        self._link = link = RankLink(budget_seconds, self._options)
+        self._link = link = RankLink(budget_seconds, self._options.of_rank(rank % layout.per_worker))
         infos = link.exchange_info(rank, [layout.name(r) for r in range(layout.size)], self.shared_config)
         names = [layout.name(r) for r in range(layout.size)] if layout.per_worker > 1 else None
         check_shared_configs([info.shared_config for info in infos], names)

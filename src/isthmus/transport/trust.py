@@ -54,8 +54,12 @@ class Trust:
 
     def among(self, fingerprints: Iterable[str]) -> list[str]:
         """Return those of the fingerprints that may take part."""
-        known = self._list.read() if self._list is not None else {self.identity.fingerprint}
+        known = self.everybody()
         return [each for each in fingerprints if self.is_open or each in known]
+
+    def everybody(self) -> set[str]:
+        """Return the fingerprints that are trusted whether or not the rendezvous names them."""
+        return self._list.read() if self._list is not None else {self.identity.fingerprint}
 
     def sign(self, name: str, told: Any) -> dict[str, str]:
         """Return what a worker tells, plain JSON values, so that the others can see that it is the worker's word."""

@@ -37,6 +37,7 @@ from isthmus.transport.heal.channel import Channel
 from isthmus.transport.heal.donor import StateServer
 from isthmus.transport.heal.fetch import Fetched, fetch
 from isthmus.transport.heal.snapshot import Outgoing, Snapshot
+from isthmus.transport.link_end import member_at
 
 pytestmark = pytest.mark.waits
 MAX_BYTES = 1 << 26
@@ -274,13 +275,14 @@ def test_over_links_that_trust_one_another():
     donor.serve("state", server.serve)
     try:
         for link, is_let_in in [(joiner, True), (stranger, False)]:
-            call = partial(link.call, donor.address, donor.identity.fingerprint, "state")
+            call = partial(link.call, member_at(donor.place, "donor"), "state")
             try:
                 assert is_complete(fetch({"donor": call}, None, 20.0, 60.0, MAX_BYTES))
                 assert is_let_in
             except TransportError:
                 assert not is_let_in
-        impostor = partial(joiner.call, donor.address, joiner.identity.fingerprint, "state")
+        place = donor.place | {"key": joiner.identity.fingerprint}
+        impostor = partial(joiner.call, member_at(place, "impostor"), "state")
         with pytest.raises(TransportError, match="holds another key"):
             fetch({"donor": impostor}, None, 20.0, 60.0, MAX_BYTES)
     finally:

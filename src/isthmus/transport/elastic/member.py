@@ -59,7 +59,7 @@ class ElasticMember(ElasticPart):
         self.replicated_state = history.replicated_state
         self._link: LinkEnd | None = None
         self._peer_group: PeerGroup | None = None
-        self._links: list[dict[str, str]] = []  # where those of all ranks of this worker are, and their keys
+        self._links: list[dict[str, str]] = []  # `LinkEnd.place` of all ranks of this worker
         self.addresses = list[str]()
         self._start_deadline = 0.0  # until then a new run waits for all its workers
         self._outer_step, self._proposal = 0, None  # of the sync that this worker asks for
@@ -84,8 +84,7 @@ class ElasticMember(ElasticPart):
         self._peer_group = PeerGroup(self.membership.name, link, worker_group.rank, self.sync_budget_seconds)
         if worker_group.rank == 0:
             self.membership.connect(link)
-        own = {"address": link.announced, "key": link.identity.fingerprint}
-        self._links = worker_group.all_gather_object(own)
+        self._links = worker_group.all_gather_object(link.place)
         self.addresses = [link["address"] for link in self._links]
         self._start_deadline = time.monotonic() + JOIN_BUDGETS * self.sync_budget_seconds
 
@@ -111,6 +110,7 @@ class ElasticMember(ElasticPart):
             raise Behind(
                 f"this worker has to catch up: {', '.join(names)} are at version {found.members[names[0]]['version']}"
             )
+        self.peer_group.come_to(found, [name for name in found.members if name not in names])  # they have to catch up
         configs = {name: found.members[name]["shared_config"] for name in names}
         usual, _ = Counter(json.dumps(configs[name], sort_keys=True) for name in names).most_common(1)[0]
         reference = json.loads(usual)  # of a tie that of the first name
@@ -265,7 +265,7 @@ class ElasticMember(ElasticPart):
         """Return what connects with the link of a donor."""
         link = self._link
         assert link is not None, "connect comes first"
-        return lambda seconds: link.call(donor.address, donor.fingerprint, STATE, seconds)
+        return lambda seconds: link.call(donor, STATE, seconds)
 
     def _wait_until_all_have_finished(self) -> None:
         end, finished = time.monotonic() + self.sync_budget_seconds / 2, {self.membership.name}

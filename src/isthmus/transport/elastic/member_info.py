@@ -11,6 +11,7 @@ from isthmus.core.types import UserError
 from isthmus.link import Member
 from isthmus.link.identity import check_fingerprint
 from isthmus.transport.address import split_address
+from isthmus.transport.link_end import member_at
 
 MemberInfo = dict[str, Any]  # plain JSON values, at most a few kilobytes
 
@@ -36,10 +37,12 @@ _Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class RankAddress(TypedDict):
-    """Where the link of a rank is, and the key that it holds."""
+    """How the link of a rank is reached, and the key that it holds; see `isthmus.link.Member`."""
 
     address: Annotated[str, AfterValidator(_address)]
     key: Annotated[str, AfterValidator(_key)]
+    id: Annotated[str, Field(min_length=1, max_length=64)]
+    via: Annotated[str, AfterValidator(_address)] | None
 
 
 class Told(TypedDict):
@@ -95,5 +98,4 @@ def read_told(info: Any) -> MemberInfo:
 
 def member_of(name: str, info: MemberInfo, rank: int, number: int = 0) -> Member:
     """Return how a rank of a worker is reached over the link, and the key that it must hold."""
-    link = info["links"][rank]
-    return Member(number, f"worker {name}", split_address(link["address"]), link["key"])
+    return member_at(info["links"][rank], f"worker {name}", number)

@@ -43,8 +43,14 @@ class PeerGroup:
         return self._id if self._group is not None and self._group.lost is None else ""
 
     def admit(self, found: Rendezvous) -> None:
-        """Let in those who came to a rendezvous, as far as they are trusted."""
+        """Let in those who came to a rendezvous, as far as they are trusted; they help one another to be reached."""
         self._link.named = [link["key"] for info in found.members.values() for link in info["links"]]
+        ranks = {name: info for name, info in found.members.items() if self._rank < len(info["links"])}
+        self._link.meet(member_of(name, info, self._rank) for name, info in ranks.items())
+
+    def come_to(self, found: Rendezvous, names: list[str]) -> None:
+        """Let workers of a rendezvous reach this rank even where it has to come to them."""
+        self._link.register_at(member_of(name, found.members[name], self._rank) for name in names)
 
     def connect(self, found: Rendezvous, names: list[str]) -> None:
         """Connect with workers of a rendezvous, all of whom do the same at this moment, or ask whether they are there.

@@ -53,7 +53,7 @@ def connect_worker_group(ranks_per_worker: int, sync_budget_seconds: float, opti
     names = [f"rank {other} of worker {worker_number(size)}" for other in range(size)]
     seconds = JOIN_BUDGETS * sync_budget_seconds
     initialise("gloo", seconds, names[rank])
-    link = RankLink(sync_budget_seconds, replace(options, port=0, announce=None))
+    link = RankLink(sync_budget_seconds, replace(options, port=0, announce=None, via=None))
     try:
         members = [info.member(r, names[r]) for r, info in enumerate(link.exchange_info(rank, names, {}))]
         group = link.open("the worker", members, rank, seconds)

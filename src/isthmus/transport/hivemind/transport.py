@@ -34,7 +34,7 @@ class HivemindTransport(ElasticTransport):
         announce: multiaddrs as the others see them, for the DHT; empty: those listened on.
         relay: let peers behind NAT be reached through others, for the DHT.
         grace_seconds: how long a majority that has come to a sync waits for the others that are alive.
-        host, port, announce_link, identity, trusted: of the link, over which the workers sync and catch up; see
+        host, port, announce_link, identity, trusted, via: of the link, over which the workers sync and catch up; see
             `LinkOptions`.
 
     The other options are those of every `ElasticTransport`.
@@ -42,7 +42,7 @@ class HivemindTransport(ElasticTransport):
 
     PRIVATE_OPTIONS = frozenset(
         {"initial_peers", "identity_folder", "listen", "announce", "relay"}
-        | {"host", "port", "announce_link", "identity", "trusted"}
+        | {"host", "port", "announce_link", "identity", "trusted", "via"}
     )
 
     def __init__(
@@ -63,6 +63,7 @@ class HivemindTransport(ElasticTransport):
         announce_link: str | None = None,
         identity: str | None = None,
         trusted: str | None = None,
+        via: str | None = None,
         shared_config: dict[str, str] | None = None,
         expected_workers: int | None = None,
         replicated_state: ReplicatedState | None = None,
@@ -82,7 +83,7 @@ class HivemindTransport(ElasticTransport):
             min_workers=min_workers,
             weighting=weighting,
             sync_budget_seconds=sync_budget_seconds,
-            link_options=LinkOptions(host, port, announce_link, identity, trusted),
+            link_options=LinkOptions(host, port, announce_link, identity, trusted, via),
             towards=initial_peers[0].split("/")[2] if initial_peers else INTERNET,  # of /ip4/HOST/...
             replicated_state=replicated_state,
             ranks_per_worker=ranks_per_worker,

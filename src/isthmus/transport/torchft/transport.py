@@ -31,7 +31,7 @@ class TorchFTTransport(ElasticTransport):
         grace_seconds: how long a majority that has come to a sync waits for the others that are alive. It is the
             lighthouse that waits: this one is for the lighthouse that `isthmus launch` starts, and one of your own goes
             by `isthmus lighthouse --grace-seconds`.
-        host, port, announce, identity, trusted: see `LinkOptions`.
+        host, port, announce, identity, trusted, via: see `LinkOptions`.
 
     The other options are those of every `ElasticTransport`.
     """
@@ -50,6 +50,7 @@ class TorchFTTransport(ElasticTransport):
         announce: str | None = None,
         identity: str | None = None,
         trusted: str | None = None,
+        via: str | None = None,
         shared_config: dict[str, str] | None = None,
         expected_workers: int | None = None,
         replicated_state: ReplicatedState | None = None,
@@ -69,7 +70,7 @@ class TorchFTTransport(ElasticTransport):
             min_workers=min_workers,
             weighting=weighting,
             sync_budget_seconds=sync_budget_seconds,
-            link_options=LinkOptions(host, port, announce, identity, trusted),
+            link_options=LinkOptions(host, port, announce, identity, trusted, via),
             towards=split_address(lighthouse)[0],
             replicated_state=replicated_state,
             ranks_per_worker=ranks_per_worker,
