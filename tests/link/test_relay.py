@@ -181,7 +181,7 @@ def is_closed(connection):
 
 
 def test_strangers_are_closed_at_once_and_tokens_are_good_once(ends, monkeypatch):
-    monkeypatch.setattr(relay, "_MEETING_SECONDS", 0.3)
+    monkeypatch.setattr(relay, "_PENDING_SECONDS", 0.3)
     middle, link = ends.add(2)
     link._reach._registrations.add([ends.members()[0]])
     wait_until(lambda: link.id in middle._relay._registered)
@@ -200,7 +200,7 @@ def test_strangers_are_closed_at_once_and_tokens_are_good_once(ends, monkeypatch
     with connect(b"C" + token) as first, connect(b"C" + token) as second:
         assert is_closed(first)
         assert is_closed(second)  # one at once, the other when nobody has come
-    assert not middle._relay._meetings
+    assert not middle._relay._pending
     assert not middle._relay._send_for(link.id, b"short")
     assert not middle._relay._send_for("nobody", os.urandom(16))
     stranger = Link(Identity.generate(), lambda: ends.trusted, via=middle.address)
@@ -209,14 +209,14 @@ def test_strangers_are_closed_at_once_and_tokens_are_good_once(ends, monkeypatch
     stranger.close()
 
 
-def test_meetings_and_pairs_are_bounded_in_number(ends, monkeypatch):
+def test_pending_and_pairs_are_bounded_in_number(ends, monkeypatch):
     middle, link = ends.add(2)
     link._reach._registrations.add([ends.members()[0]])
     wait_until(lambda: link.id in middle._relay._registered)
     link._reach._registrations._answer = lambda relay, token: None
-    assert all(middle._relay._send_for(link.id, os.urandom(16)) for _ in range(relay._MAX_MEETINGS))
+    assert all(middle._relay._send_for(link.id, os.urandom(16)) for _ in range(relay._MAX_PENDING))
     assert not middle._relay._send_for(link.id, os.urandom(16))
-    middle._relay._meetings.clear()
+    middle._relay._pending.clear()
     middle._relay._splices._max_pairs = 0
     assert not middle._relay._send_for(link.id, os.urandom(16))
     assert middle._relay._send_for(link.id, os.urandom(16), is_own=True)

@@ -21,13 +21,13 @@ from isthmus.link.splice import Splices
 CALL, ANSWER = b"C", b"A"  # letters of a preface: of who wants the other, and of who was told to come; TLS has 0x16
 TOKEN_BYTES = 16
 SPLICED = b"\n"  # told to who called
-_MEETING_SECONDS = 10.0  # for both to connect
-_MAX_MEETINGS = 256  # at which somebody is awaited
+_PENDING_SECONDS = 10.0  # for both to connect
+_MAX_PENDING = 256  # at which somebody is awaited
 _MAX_REGISTERED = 1024
 
 
 @dataclass
-class _Meeting:
+class _Pending:
     """Two connections that are to be joined, or one that this link wants for itself."""
 
     ends_at: float
@@ -47,7 +47,7 @@ class Relay:
         self._changed = threading.Condition()
         self._controls: set[Control] = set()
         self._registered: dict[str, Control] = {}  # by the id of the link
-        self._meetings: dict[bytes, _Meeting] = {}  # by token
+        self._pending: dict[bytes, _Pending] = {}  # by token
         self._splices = Splices()
         self._closed = False
 
@@ -82,36 +82,36 @@ class Relay:
         if not self._send_for(link_id, token, is_own=True):
             return None
         with self._changed:
-            self._changed.wait_for(lambda: token not in self._meetings or self._meetings[token].here, seconds)
-            meeting = self._meetings.pop(token, None)
-            return meeting.here.get(ANSWER) if meeting is not None else None
+            self._changed.wait_for(lambda: token not in self._pending or self._pending[token].here, seconds)
+            pending = self._pending.pop(token, None)
+            return pending.here.get(ANSWER) if pending is not None else None
 
     def arrive(self, preface: bytes, connection: socket.socket) -> None:
         """Join a connection with the other one of the same token, for which it waits a while; otherwise close it."""
         letter, token = preface[:1], preface[1:]
         with self._changed:
-            meeting = self._meetings.get(token)
-            if meeting is None or letter in meeting.here or (meeting.is_own and letter != ANSWER):
+            pending = self._pending.get(token)
+            if pending is None or letter in pending.here or (pending.is_own and letter != ANSWER):
                 connection.close()
                 return
-            meeting.here[letter] = connection
+            pending.here[letter] = connection
             self._changed.notify_all()
-            if meeting.is_own:
+            if pending.is_own:
                 return
-            if len(meeting.here) == 1:
-                left = meeting.ends_at - time.monotonic()
-                if not self._changed.wait_for(lambda: self._meetings.get(token) is not meeting, left):
-                    del self._meetings[token]
+            if len(pending.here) == 1:
+                left = pending.ends_at - time.monotonic()
+                if not self._changed.wait_for(lambda: self._pending.get(token) is not pending, left):
+                    del self._pending[token]
                     connection.close()
                 return
-            del self._meetings[token]
+            del self._pending[token]
             self._changed.notify_all()
         try:
-            meeting.here[CALL].settimeout(_MEETING_SECONDS)
-            meeting.here[CALL].sendall(SPLICED)
-            self._splices.join(meeting.here[CALL], meeting.here[ANSWER])
+            pending.here[CALL].settimeout(_PENDING_SECONDS)
+            pending.here[CALL].sendall(SPLICED)
+            self._splices.join(pending.here[CALL], pending.here[ANSWER])
         except (OSError, KeyError):
-            for each in meeting.here.values():
+            for each in pending.here.values():
                 each.close()
 
     def close(self) -> None:
@@ -120,10 +120,10 @@ class Relay:
             self._closed = True
             for control in self._controls:
                 control.end()
-            for meeting in self._meetings.values():
-                for connection in meeting.here.values():
+            for pending in self._pending.values():
+                for connection in pending.here.values():
                     connection.close()
-            self._meetings.clear()
+            self._pending.clear()
             self._changed.notify_all()
         self._splices.close()
 
@@ -139,14 +139,14 @@ class Relay:
         """
         now = time.monotonic()
         with self._changed:
-            for old in [each for each, meeting in self._meetings.items() if meeting.ends_at < now]:
-                if not self._meetings[old].here:
-                    del self._meetings[old]
+            for old in [each for each, pending in self._pending.items() if pending.ends_at < now]:
+                if not self._pending[old].here:
+                    del self._pending[old]
             control = self._registered.get(link_id)
-            is_full = len(self._meetings) >= _MAX_MEETINGS or (self._splices.is_full and not is_own)
-            if control is None or self._closed or is_full or token in self._meetings or len(token) != TOKEN_BYTES:
+            is_full = len(self._pending) >= _MAX_PENDING or (self._splices.is_full and not is_own)
+            if control is None or self._closed or is_full or token in self._pending or len(token) != TOKEN_BYTES:
                 return False
-            self._meetings[token] = _Meeting(now + _MEETING_SECONDS, is_own)
+            self._pending[token] = _Pending(now + _PENDING_SECONDS, is_own)
         try:
             control.tell(come=token.hex())
         except OSError:
