@@ -122,6 +122,8 @@ def test_a_compressor_where_a_compressor_belongs():
         ("outer.schedule=often", "outer.schedule: expected {local_steps: ..., ...}, got 'often'"),
         ("outer.guard.max_norm_factor=1", "guard: max_norm_factor 1.0 must be above 1, or null for no norm check"),
         ("outer.guard.factor=5", "outer.guard.factor: unknown key, known: max_norm_factor"),
+        ("outer.aggregation=medain", "unknown aggregation 'medain': did you mean 'median'?"),
+        ("outer.aggregation={type: trimmed_mean, trim: -2}", "trimmed_mean: trim -2 must not be negative"),
         ("outer.recipe=dilocco", "unknown recipe 'dilocco': did you mean 'diloco'?"),
         ("outer.split=halves", "unknown split 'halves'"),
         ("outer.optimizer.momentum=0", "outer.optimizer: Nesterov momentum requires a momentum and zero dampening"),

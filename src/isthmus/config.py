@@ -19,7 +19,8 @@ from pydantic import (
 )
 from torch import nn
 
-from isthmus.compress import COMPRESSORS
+from isthmus.compress import AGGREGATIONS, COMPRESSORS, Compressor
+from isthmus.compress.robust import aggregate
 from isthmus.core import SPLITS, Registry, SyncSchedule, UserError, nearest
 from isthmus.data import DATA, current_spec
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES
@@ -27,7 +28,7 @@ from isthmus.models import MODELS
 from isthmus.models.published_sizes import with_size
 from isthmus.outer import MERGES, Guard, Offload
 from isthmus.parallel import ParallelDims
-from isthmus.spec import Spec, complete, convert, factory, read_arguments, sentence
+from isthmus.spec import Spec, build, complete, convert, factory, read_arguments, sentence
 from isthmus.transport import TRANSPORTS
 from isthmus.transport.base import readable_message
 
@@ -69,6 +70,11 @@ def _plain(component: type, path: str, example: str) -> BeforeValidator:
         return component(**read_arguments(component, value, path))
 
     return BeforeValidator(read)
+
+
+def _read_aggregation(spec: Any) -> Spec:
+    spec = {"type": spec} if isinstance(spec, str) else spec
+    return complete(AGGREGATIONS, spec, "outer.aggregation", ("codec",))
 
 
 def _read_micro_batch_size(value: Any) -> Any:
@@ -132,6 +138,8 @@ class OuterConfig(Section):
     transport: Annotated[Spec, BeforeValidator(_read_transport)]
     schedule: Annotated[SyncSchedule, _plain(SyncSchedule, "outer.schedule", "local_steps")] | None = None
     compressor: Annotated[Spec, _component(COMPRESSORS, "outer.compressor")] | None = None
+    # how the workers' messages become one: their mean, or one that bad ones move only so far
+    aggregation: Annotated[Spec, BeforeValidator(_read_aggregation)] = {"type": "mean"}
     merge: Annotated[Spec, _component(MERGES, "outer.merge")] | None = None
     optimizer: Annotated[Spec, BeforeValidator(_read_outer_optimizer)] | None = None
     split: Annotated[str, AfterValidator(_known_split)] = "whole"
@@ -139,6 +147,19 @@ class OuterConfig(Section):
     guard: Annotated[Guard, _plain(Guard, "outer.guard", "max_norm_factor")] = Guard()  # who is left out of a sync
     # where outer state stays between syncs; None: on the model's device
     offload: Annotated[str | None, AfterValidator(lambda name: Offload(name).device)] = None
+
+
+def build_compressor(outer: OuterConfig) -> Compressor:
+    """Return the compressor of a configuration with an outer loop, which takes the mean that was chosen."""
+    assert outer.compressor is not None
+    return with_aggregation(build(COMPRESSORS, outer.compressor), outer.aggregation)
+
+
+def with_aggregation(compressor: Compressor, spec: Spec) -> Compressor:
+    """Return the compressor with the mean that a spec describes in the place of its own."""
+    if spec["type"] == "mean":
+        return compressor
+    return aggregate(compressor, factory(AGGREGATIONS, spec, "codec"))
 
 
 class TrainConfig(Section):

@@ -48,7 +48,8 @@ def complete(registry: Registry, spec: Any, path: str, given: tuple[str, ...] = 
     """
     component, arguments = _read(registry, spec, path, given)
     if isinstance(component, type) and is_dataclass(component):  # it refuses combinations that make no sense
-        return describe(registry, component(**arguments)) | {"type": spec["type"]}
+        described = describe(registry, component(**arguments)) | {"type": spec["type"]}
+        return {name: value for name, value in described.items() if name not in given}
     parameters = _parameters(component, given)
     defaults = {name: _default(p) for name, p in parameters.items() if name not in arguments}
     return {"type": spec["type"]} | {name: (defaults | arguments)[name] for name in parameters}

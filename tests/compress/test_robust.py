@@ -1,5 +1,7 @@
 """Robust means: identities 39 and 40, and what one bad worker of several can do."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,11 +11,12 @@ from isthmus.compress.dct import DCT
 from isthmus.compress.feedback import ErrorFeedback
 from isthmus.compress.lowrank import LowRank
 from isthmus.compress.quantize import Quantize
-from isthmus.compress.robust import CentredClip, Median, NormClip, RobustMean, TrimmedMean
+from isthmus.compress.robust import CentredClip, Median, NormClip, RobustMean, TrimmedMean, aggregate
 from isthmus.compress.topk import TopK
 from isthmus.core.types import Tensors, UserError
 
 from .conftest import run_workers
+from .test_contract import CONFIGS, ROBUST
 
 NEUTRAL = {
     "trimmed": TrimmedMean(trim=0),
@@ -171,11 +174,100 @@ def test_error_feedback_remembers_what_the_codec_did_not_write():
         torch.testing.assert_close(residual, tensor - message)
 
 
-@pytest.mark.parametrize("codec", [TopK(), DCT(TopK()), LowRank(2), ErrorFeedback(Cast())], ids=lambda c: type(c))
+@pytest.mark.parametrize("codec", [LowRank(2), ErrorFeedback(Cast())], ids=lambda c: type(c))
 @pytest.mark.parametrize("rule", [Median, TrimmedMean, NormClip, CentredClip])
-def test_only_dense_codecs(rule, codec):
-    with pytest.raises(UserError, match="a robust mean needs a dense codec"):
+def test_only_codecs(rule, codec):
+    with pytest.raises(UserError, match="a robust mean needs a codec"):
         rule(codec)
+
+
+SPARSE = {"topk": TopK(keep=4, chunk=32, values=Cast()), "dct-topk": DCT(TopK(keep=8, chunk=64, values=Cast()), tile=8)}
+
+
+@pytest.mark.parametrize("codec", SPARSE)
+@pytest.mark.parametrize("name", RULES)
+def test_sparse_messages_go_to_everybody_for_the_bytes_of_the_plain_mean_and_some_norms(name, codec):
+    inputs = [honest(rank) for rank in range(4)]
+
+    def work(peers):
+        mean, residual = replace(RULES[name], codec=SPARSE[codec]).average(inputs[peers.rank], {}, peers)
+        return mean, [a - b for a, b in zip(inputs[peers.rank], residual, strict=True)], peers.sent_bytes
+
+    def plain(peers):
+        SPARSE[codec].average(inputs[peers.rank], {}, peers)
+        return peers.sent_bytes
+
+    num_norms = 1 + getattr(RULES[name], "iterations", 0)
+    results, (plain_bytes, *_) = run_workers(work, 4), run_workers(plain, 4)
+    rows = torch.stack([SPARSE[codec].to_rows(message) for _, message, _ in results])
+    if name == "median" and codec == "topk":  # whose rows are the values themselves
+        expected = rows.sort(0).values[1:3].mean(0)
+        torch.testing.assert_close(SPARSE[codec].to_rows(results[0][0]), expected, rtol=0, atol=2e-6)
+    for mean, _, sent_bytes in results:
+        assert all(torch.equal(a, b) for a, b in zip(mean, results[0][0], strict=True))
+        assert sent_bytes == plain_bytes + num_norms * 3 * 4 * 8
+
+
+def test_clipped_sparse_messages_still_move_the_anchor_where_workers_choose_other_values():
+    """A median of mostly silent workers is zero; rules that clip whole messages are not."""
+    inputs = [[torch.zeros(64)] for _ in range(4)]
+    for rank in range(4):
+        inputs[rank][0][16 * rank : 16 * rank + 4] = 1.0
+    for name, rule in RULES.items():
+        mean = means(replace(rule, codec=TopK(keep=4, chunk=64, values=Cast())), inputs)[0]
+        assert float(mean.norm()) == pytest.approx({"median": 0.0, "trimmed": 0.0}.get(name, 1.0), abs=1e-6)
+
+
+AGGREGATE = [name for name, config in CONFIGS.items() if name not in ROBUST]
+
+
+@pytest.mark.parametrize("huge", [1e6, 1e15, 1e30])
+@pytest.mark.parametrize("rule", [None, *RULES.values()], ids=["mean", *RULES])
+@pytest.mark.parametrize("name", AGGREGATE)
+def test_one_worker_of_four_that_sends_huge_numbers_moves_the_result_of_no_compressor_far(name, rule, huge):
+    """Its length stays that of the others' messages; with the plain mean it does not, so this test can fail."""
+    compressor = CONFIGS[name] if rule is None else aggregate(CONFIGS[name], lambda codec: replace(rule, codec=codec))
+    spoilt = [honest_matrices(rank) for rank in range(3)]
+    spoilt.append([huge * torch.randn(t.shape, generator=torch.Generator().manual_seed(9)) for t in spoilt[0]])
+
+    def work(peers):
+        try:
+            return compressor.average(spoilt[peers.rank], {}, peers)[0]
+        except NotFinite:  # of the plain mean
+            return [torch.full((), torch.inf)]
+
+    longest = max(length(tensors) for tensors in spoilt[:3])
+    for mean in run_workers(work, 4)[:3]:
+        # the coordinates of a median may come from three workers; shared momentum counts a message twice
+        assert (length(mean) <= 2 * 3**0.5 * longest) == (rule is not None)
+
+
+def honest_matrices(rank: int) -> Tensors:
+    """Tensors for every kind of compressor: matrices of low rank, and what is no matrix."""
+    generator = torch.Generator().manual_seed(rank)
+    shapes = [(40, 33), (5,), (130,), (64, 64)]
+    return [1 + 0.1 * torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def length(tensors: Tensors) -> float:
+    return float(torch.cat([tensor.flatten().double() for tensor in tensors]).norm())
+
+
+class Own:
+    """A compressor that is no codec and holds none."""
+
+    def average(self, local, state, peers):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [Own(), ErrorFeedback(Own()), Median(), ErrorFeedback(Median())],
+    ids=["own", "own-inside", "robust", "robust-inside"],
+)
+def test_a_compressor_with_a_mean_of_its_own_is_refused_in_one_line(compressor):
+    with pytest.raises(UserError, match=r"outer.aggregation: .* is no codec, and holds none"):
+        aggregate(compressor, Median)
 
 
 def test_bad_parameters_are_one_clear_line():

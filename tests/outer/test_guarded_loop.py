@@ -12,7 +12,10 @@ from tests.toy import Worker, inner_step, nesterov, sgd, toy_batch, toy_model, t
 
 from isthmus.compress import Cast
 from isthmus.compress.feedback import ErrorFeedback
+from isthmus.compress.lowrank import LowRank
 from isthmus.compress.quantize import Quantize
+from isthmus.compress.robust import CentredClip, Median, NormClip, TrimmedMean, aggregate
+from isthmus.compress.topk import TopK
 from isthmus.core import SyncSchedule, split_balanced, split_whole
 from isthmus.outer import Eager, KeepProgress, Mix, OuterLoop, Replace
 from isthmus.outer.guard import Guard
@@ -34,6 +37,28 @@ METHODS = {
     "delayed-keep": {"schedule": DELAYED, "merge": KeepProgress()},
     "eager": {"schedule": DELAYED, "merge": Eager()},
 }
+
+
+def always_bad(rank: int, step: int, worker: Worker) -> None:
+    if rank == 3:
+        with torch.no_grad():
+            for param in worker.model.parameters():
+                param += 1e4
+
+
+@pytest.mark.parametrize("rule", [Median, TrimmedMean, NormClip, CentredClip, None])
+@pytest.mark.parametrize(
+    "compressor",
+    [Cast(), ErrorFeedback(TopK(keep=4, chunk=8, values=Cast())), ErrorFeedback(LowRank(1, bypass=Cast()))],
+    ids=["cast", "topk", "low-rank"],
+)
+def test_without_a_guard_a_robust_mean_bounds_what_one_of_four_does_in_every_sync(compressor: Any, rule: Any) -> None:
+    """With the plain mean the anchors go with it, so this test can fail."""
+    chosen = compressor if rule is None else aggregate(compressor, rule)
+    workers = toy_run(4, steps=30, each_step=always_bad, compressor=chosen, guard=Guard(None))
+    largest = float(workers[0].anchor.abs().max())
+    assert largest > 1e3 if rule is None else largest < 30
+    assert all(torch.equal(worker.anchor, workers[0].anchor) for worker in workers)
 
 
 def adopt_longer(loop: OuterLoop, factor: float) -> None:

@@ -22,7 +22,11 @@ from torch.optim import SGD
 
 from isthmus import attach
 from isthmus.compress import Cast
+from isthmus.compress.feedback import ErrorFeedback
 from isthmus.compress.float4 import Float4
+from isthmus.compress.quantize import Quantize
+from isthmus.compress.robust import TrimmedMean
+from isthmus.compress.topk import TopK
 from isthmus.core import SyncSchedule, UserError
 from isthmus.outer import KeepProgress
 from isthmus.recipes import RECIPES, Recipe
@@ -119,6 +123,14 @@ def test_every_part_of_a_recipe_can_be_overridden() -> None:
     assert loop.exchange.hash_every == 3
     assert loop.exchange.guard.max_norm_factor is None
     assert loop.state.offload.device == "cpu"
+    loop.close()
+
+
+@pytest.mark.parametrize("aggregation", ["trimmed_mean", {"type": "trimmed_mean", "trim": 1}], ids=["name", "spec"])
+def test_an_aggregation_reaches_every_codec_of_the_recipe(aggregation: Any) -> None:
+    loop = alone("sparseloco", aggregation=aggregation)
+    topk = TopK(keep=64, chunk=4096, values=Quantize(bits=2, block=64, scale_bits=8))
+    assert loop.exchange.compressor == ErrorFeedback(TrimmedMean(topk, trim=1), 0.95)
     loop.close()
 
 

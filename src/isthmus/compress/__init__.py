@@ -23,4 +23,16 @@ COMPRESSORS = Registry(
     methods=("average",),
 )
 
-__all__ = ["COMPRESSORS", "Cast", "Codec", "Compressor", "NotFinite"]
+# how the messages of all workers become one: of a codec's, a compressor that takes another mean of them
+AGGREGATIONS = Registry(
+    "aggregation",
+    {
+        "mean": "isthmus.compress.robust:weighted_mean",
+        "median": "isthmus.compress.robust:Median",
+        "trimmed_mean": "isthmus.compress.robust:TrimmedMean",
+        "norm_clip": "isthmus.compress.robust:NormClip",
+        "centred_clip": "isthmus.compress.robust:CentredClip",
+    },
+)
+
+__all__ = ["AGGREGATIONS", "COMPRESSORS", "Cast", "Codec", "Compressor", "NotFinite"]

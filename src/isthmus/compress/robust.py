@@ -1,17 +1,19 @@
 """Robust means: what a minority of bad workers sends moves the result only so far.
 
-All take two shots like a dense codec: everybody sends part i of its message to the owner of part i, owners combine what
-came and send everybody the encoded result. Between the two they add up every message's norm over its parts: one that is
-not finite is left out, and a rule that looks at whole messages sees them as they arrived, not as their senders say.
+Messages are seen one by one. Dense ones take two shots, as for a plain mean: everybody sends part i of its message to
+the owner of part i, owners combine what came and send everybody the encoded result. What their second encoding loses is
+not fed back. Sparse ones go to everybody, and all combine them alike. Each owner measures its part of every message,
+and the parts' norms are added up: one that is not finite is left out, and a rule that looks at whole messages sees them
+as they arrived, not as their senders say.
 
 That defends against bad *values* (a run that diverged, broken memory), not against a changed program: an owner decides
 its own part of the result. Nothing is remembered between syncs, so nothing can be poisoned for longer than one.
-What the owners' second encoding loses is not fed back.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, ClassVar, cast
 
 import torch
 from typing_extensions import override
@@ -20,22 +22,21 @@ from isthmus.compress.base import Codec, Compressor, NotFinite, gather_parts, pa
 from isthmus.compress.cast import Cast
 from isthmus.core.types import Peers, State, Tensors, UserError
 
-AddUp = Callable[[Tensors], torch.Tensor]  # norms of this owner's parts of n vectors -> the vectors' own, [n] float64
+Measure = Callable[[Tensors], torch.Tensor]  # n vectors as `combine` has them -> norms of the whole ones, [n] float64
 
 
 @dataclass(frozen=True)
 class RobustMean(Compressor):
-    """A mean that bad workers move only so far; messages of a dense codec, combined in two shots."""
+    """A mean that bad workers move only so far."""
 
-    # writes the messages; not a sparse one, as a coordinate of which most messages are silent has no honest majority
-    codec: Codec = field(default_factory=Cast)
+    codec: Codec = field(default_factory=Cast)  # writes the messages; where a sparse one is silent it says zero
     replicated: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.codec, Codec) or self.codec.sparse:
+        if not isinstance(self.codec, Codec):
             raise UserError(
-                f"a robust mean needs a dense codec (cast, quantize, float4, or dct of one): {self.codec}; "
-                "error_feedback goes around the robust mean, sparse and low-rank messages cannot be combined robustly"
+                f"a robust mean needs a codec (cast, quantize, float4, topk or dct): {self.codec}; around other "
+                "compressors set outer.aggregation"
             )
 
     @override
@@ -44,28 +45,39 @@ class RobustMean(Compressor):
         generator = self.codec._generator(state, peers, rows.device)
         own = self.codec.encode(rows, generator)
         sizes = part_sizes(len(rows), peers.weights)
-        received = peers.all_to_all([[part] for part in own.split_with_sizes(sizes)])
+        gathered = self.codec.sparse
+        parts = [[part] for part in own.split_with_sizes(sizes)]
+        received = peers.all_gather([own]) if gathered else peers.all_to_all(parts)
         weighted = [rank for rank in range(peers.size) if peers.weights[rank] > 0]
         messages = [self.codec.decode(received[rank][0]) for rank in weighted]
-        norms = _add_up([torch.linalg.vector_norm(message) for message in messages], peers)
+        begin = sum(sizes[: peers.rank]) if gathered else 0
+
+        def measure(vectors: Tensors) -> torch.Tensor:
+            return _whole_norms([vector[begin : begin + sizes[peers.rank]] for vector in vectors], peers)
+
+        norms = measure(messages)
         finite = norms.isfinite()
         if not finite.any():
             raise NotFinite(weighted)
         messages = [message for message, good in zip(messages, finite, strict=True) if good]
         weights = torch.tensor([peers.weights[rank] for rank in weighted], dtype=torch.float64)[finite]
-        mean = self.combine(messages, norms[finite], weights / weights.sum(), lambda parts: _add_up(parts, peers))
-        combined = self.codec.decode(gather_parts(self.codec.encode(mean, generator), sizes, peers))
+        combined = self.combine(messages, norms[finite], weights / weights.sum(), measure)
+        if not gathered:
+            combined = self.codec.decode(gather_parts(self.codec.encode(combined, generator), sizes, peers))
         residual = self.codec.decode(own).neg_().add_(rows)
         return self.codec.from_rows(combined, local), self.codec.from_rows(residual, local)
 
-    def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, add_up: AddUp) -> torch.Tensor:
-        """Return this owner's part of the mean.
+    def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, measure: Measure) -> torch.Tensor:
+        """Return this owner's part of the mean, or all of it where messages are gathered.
+
+        Workers that combine the same messages must get the same bits on every kind of machine: no sums but those of
+        `measure`, and no product fused with a sum.
 
         Args:
-            messages: its part of n workers' messages, [rows, row] float32 each, finite; may be overwritten.
+            messages: the same part of n workers' messages, [rows, row] float32 each, finite; may be overwritten.
             norms: [n] float64 of the whole messages.
             weights: [n] float64, positive, summing to 1.
-            add_up: norms of n other vectors from those of this owner's parts; all owners call it equally often.
+            measure: norms of n other whole vectors; all workers call it equally often.
 
         Returns:
             [rows, row] float32.
@@ -82,7 +94,7 @@ class Median(RobustMean):
     """
 
     @override
-    def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, add_up: AddUp) -> torch.Tensor:
+    def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, measure: Measure) -> torch.Tensor:
         return _trimmed_mean(messages, len(messages))
 
 
@@ -102,7 +114,7 @@ class TrimmedMean(RobustMean):
             raise UserError(f"trimmed_mean: trim {self.trim} must not be negative")
 
     @override
-    def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, add_up: AddUp) -> torch.Tensor:
+    def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, measure: Measure) -> torch.Tensor:
         return _trimmed_mean(messages, self.trim)
 
 
@@ -122,7 +134,7 @@ class NormClip(RobustMean):
             raise UserError(f"norm_clip: factor {self.factor} must be positive")
 
     @override
-    def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, add_up: AddUp) -> torch.Tensor:
+    def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, measure: Measure) -> torch.Tensor:
         return _weighted_sum(messages, weights * _clip_scales(norms, self.factor))
 
 
@@ -146,21 +158,54 @@ class CentredClip(RobustMean):
             )
 
     @override
-    def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, add_up: AddUp) -> torch.Tensor:
+    def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, measure: Measure) -> torch.Tensor:
         centre = _trimmed_mean([message.clone() for message in messages], len(messages))
         for _ in range(self.iterations):
-            distances = add_up([torch.linalg.vector_norm(message - centre) for message in messages])
-            scales = weights * _clip_scales(distances, self.factor)
-            centre = centre * (1 - float(scales.sum())) + _weighted_sum(messages, scales)
+            scales = weights * _clip_scales(measure([message - centre for message in messages]), self.factor)
+            centre = centre * (1 - math.fsum(scales.tolist())) + _weighted_sum(messages, scales)
         return centre
 
 
-def _add_up(norms: Tensors, peers: Peers) -> torch.Tensor:
-    """Add up the norms of the owners' parts of n vectors to the vectors' own, [n] float64, the same on all peers.
+def weighted_mean(codec: Codec) -> Compressor:
+    """Return the codec, which takes the weighted mean by itself."""
+    return codec
+
+
+def aggregate(compressor: Compressor, robust: Callable[[Codec], Compressor]) -> Compressor:
+    """Return the compressor with a robust mean in the place of every codec's own; see `RobustMean`.
+
+    Wrappers stay around it, such as error feedback; of low rank both factors are combined robustly, one after the
+    other.
+
+    Raises:
+        UserError: some part of it takes a mean of its own.
+    """
+    if isinstance(compressor, Codec):
+        return robust(compressor)
+    inside = _compressors_in(compressor)
+    if not inside or isinstance(compressor, RobustMean):
+        raise UserError(
+            f"outer.aggregation: {compressor} is no codec, and holds none whose mean could be replaced: choose "
+            "aggregation mean, or another compressor"
+        )
+    changed: Any = compressor
+    return cast(Compressor, replace(changed, **{name: aggregate(part, robust) for name, part in inside.items()}))
+
+
+def _compressors_in(compressor: Compressor) -> dict[str, Compressor]:
+    """Return the fields of a compressor that are compressors."""
+    if not is_dataclass(compressor):
+        return {}
+    values = {each.name: getattr(compressor, each.name) for each in fields(compressor)}
+    return {name: value for name, value in values.items() if callable(getattr(value, "average", None))}
+
+
+def _whole_norms(parts: Tensors, peers: Peers) -> torch.Tensor:
+    """Return the norms of n vectors of which every owner has a part, [n] float64, the same on all peers.
 
     Infinite or NaN where a vector is not finite, or too long to be squared in float32.
     """
-    own = torch.stack(norms).double().square().cpu()
+    own = torch.stack([torch.linalg.vector_norm(part) for part in parts]).double().square().cpu()
     return torch.stack([theirs for (theirs,) in peers.all_gather([own])]).sum(0).sqrt()
 
 
@@ -173,7 +218,7 @@ def _clip_scales(norms: torch.Tensor, factor: float) -> torch.Tensor:
 def _weighted_sum(vectors: Tensors, weights: torch.Tensor) -> torch.Tensor:
     total = vectors[0] * float(weights[0])
     for vector, weight in zip(vectors[1:], weights[1:].tolist(), strict=True):
-        total.add_(vector, alpha=weight)
+        total += vector * weight
     return total
 
 

@@ -8,8 +8,8 @@ from pydantic import PositiveInt
 from torch import nn
 from typing_extensions import Unpack, get_protocol_members
 
-from isthmus.compress import COMPRESSORS, Compressor
-from isthmus.config import OUTER_OPTIMIZERS, try_optimizer
+from isthmus.compress import AGGREGATIONS, COMPRESSORS, Compressor
+from isthmus.config import OUTER_OPTIMIZERS, try_optimizer, with_aggregation
 from isthmus.core import Registry, State, UserError, nearest
 from isthmus.core.imports import own_code
 from isthmus.outer import MERGES, Guard, Merge, Offload, OuterLoop
@@ -34,6 +34,7 @@ class Overrides(TypedDict, total=False):
     warm_start_steps: int  # inner steps at the start of the run that are synced more often
     warm_start_every: int  # inner steps between two syncs of the warm start
     compressor: Compressor | Spec | str  # how the mean of the workers' pseudo-gradients is taken in few bytes
+    aggregation: Spec | str  # what becomes of the workers' messages: "mean", or a robust one such as "median"
     merge: Merge | Spec | str  # how a new anchor and the local parameters combine
     # the outer optimizer; as a value, a function that makes one: `partial(SGD, lr=0.7)`
     optimizer: OuterOptimizer | Spec | str
@@ -152,6 +153,9 @@ def _override(recipe: Recipe, overrides: Overrides) -> Recipe:
     parts = {name: given[name] for name in ("split",) if name in given}
     if "compressor" in given:
         parts["compressor"] = _component(COMPRESSORS, Compressor, given["compressor"])
+    if "aggregation" in given:
+        aggregation = complete(AGGREGATIONS, _as_spec(AGGREGATIONS, given["aggregation"]), "aggregation", ("codec",))
+        parts["compressor"] = with_aggregation(parts.get("compressor", recipe.compressor), aggregation)
     if "merge" in given:
         parts["merge"] = _component(MERGES, Merge, given["merge"])
     if "optimizer" in given:

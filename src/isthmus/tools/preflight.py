@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from isthmus.compress import COMPRESSORS
-from isthmus.config import OUTER_OPTIMIZERS, RunConfig
+from isthmus.compress import AGGREGATIONS, COMPRESSORS
+from isthmus.config import OUTER_OPTIMIZERS, RunConfig, build_compressor
 from isthmus.core import SPLITS, Registry
 from isthmus.data import DATA
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES
@@ -36,7 +36,7 @@ def check_run(config: RunConfig) -> None:
         size = inner.batch_size // mesh.shard
         count_micro_batches(size, inner.micro_batch_size, mesh.pp, mesh.stages_per_rank)
     if outer.schedule is not None and outer.compressor is not None and outer.merge is not None:
-        build(COMPRESSORS, outer.compressor)
+        build_compressor(outer)
         build(MERGES, outer.merge)
         if mesh.pp == 1:  # else each stage is split by itself
             SPLITS.get(outer.split)(sketch, outer.schedule.num_fragments)
@@ -57,6 +57,7 @@ def import_paths(config: RunConfig) -> dict[str, str]:
         parts |= {
             "outer.split": (SPLITS, {"type": outer.split}),
             "outer.compressor": (COMPRESSORS, outer.compressor),
+            "outer.aggregation": (AGGREGATIONS, outer.aggregation),
             "outer.merge": (MERGES, outer.merge),
             "outer.optimizer": (OUTER_OPTIMIZERS, outer.optimizer),
         }

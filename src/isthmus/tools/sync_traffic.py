@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from isthmus.compress import COMPRESSORS
-from isthmus.config import RunConfig
+from isthmus.config import RunConfig, build_compressor
 from isthmus.core import SPLITS
 from isthmus.models import MODELS, outline
 from isthmus.outer import Guard
@@ -68,7 +67,7 @@ def sync_traffic(config: RunConfig) -> dict[str, SyncTraffic]:
         sent = ring_bytes(4 * sum(param.numel() for param in model.parameters()), workers)
         return {"gradients": SyncTraffic(sent, 2 * (workers - 1))}
     fragments = SPLITS.get(outer.split)(model, outer.schedule.num_fragments)
-    compressor = build(COMPRESSORS, outer.compressor)
+    compressor = build_compressor(outer)
     world = LocalWorld(workers, has_rendezvous=workers > 1 and is_elastic(config))
     world.recorded = []
     ends = [0] * len(fragments)  # of each one's collectives in the record

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from isthmus.compress import COMPRESSORS
-from isthmus.config import OUTER_OPTIMIZERS, RunConfig, TrackConfig, dump, flat
+from isthmus.config import OUTER_OPTIMIZERS, RunConfig, TrackConfig, build_compressor, dump, flat
 from isthmus.core import SPLITS, UserError
 from isthmus.data import DATA, DataSet, DataSpec
 from isthmus.data.base import check_source
@@ -37,7 +36,11 @@ SERVED_OPTIONS = "SERVED_OPTIONS"  # environment variable of a launcher's worker
 
 # what may differ between workers, with the transport's own private options
 _TRACK = [f"track.{name}" for name in TrackConfig.model_fields]
-_CHANGEABLE = ("outer.transport.", "outer.guard.")  # of what workers share: by the run that goes on
+_CHANGEABLE = (
+    "outer.transport.",
+    "outer.guard.",
+    "outer.aggregation.",
+)  # of what workers share: by the run that goes on
 _OWN = ("train.run_dir", "inner.micro_batch_size", "outer.offload", "data.max_bad_samples", *_TRACK)
 
 
@@ -136,13 +139,12 @@ def build_outer_loop(config: RunConfig, model: nn.Module, transport: Transport) 
     """Join the other workers with the outer loop of a configuration that has one."""
     outer = config.outer
     assert outer.schedule is not None
-    assert outer.compressor is not None
     assert outer.merge is not None
     assert outer.optimizer is not None
     return OuterLoopMethod(
         SPLITS.get(outer.split)(model, outer.schedule.num_fragments),
         outer.schedule,
-        build(COMPRESSORS, outer.compressor),
+        build_compressor(outer),
         transport,
         factory(OUTER_OPTIMIZERS, outer.optimizer, "params"),
         build(MERGES, outer.merge),
