@@ -57,7 +57,12 @@ class Town:
     """Starts workers (threads) in one elastic world, and waits for them."""
 
     def __init__(
-        self, steps: int, min_workers: int = 1, expected_workers: int = 1, grace_seconds: float = 10.0, **method: Any
+        self,
+        steps: int,
+        min_workers: int | None = 1,
+        expected_workers: int = 1,
+        grace_seconds: float = 10.0,
+        **method: Any,
     ) -> None:
         self.server = LocalRendezvousServer(grace_seconds)
         self.steps, self.min_workers, self.expected_workers = steps, min_workers, expected_workers

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.transport.elastic.election import leaders, weigh
+from isthmus.transport.elastic.election import leaders, weigh, what_lacks
 
 
 def info(version=1, chain="a", outer_step=5, healed=False, **more):
@@ -46,3 +46,31 @@ def test_who_has_just_caught_up_has_no_weight_unless_all_have():
     members = {"a": info(), "b": info(healed=True)}
     assert weigh(members, ["a", "b"], "uniform") == [1.0, 0.0]
     assert weigh({"a": info(healed=True)}, ["a"], "uniform") == [1.0]
+
+
+def voters(*names, needed=1, last=()):
+    return {name: {"needed_workers": needed, "last_members": list(last)} for name in names}
+
+
+def test_half_of_those_who_made_the_last_commit_are_too_few_and_newcomers_do_not_count():
+    last = ("a", "b", "c", "d", "e", "f")
+    assert what_lacks(voters(*"abcd", needed=3, last=last), [*"abcd"]) == ""
+    for half in ("abc", "def", "abcxyz"):
+        assert "of the 6 workers that made the last commit 3 are here" in what_lacks(voters(*half, last=last), [*half])
+
+
+def test_survivors_of_one_death_after_the_other_are_enough():
+    members = "abcdef"
+    while len(members) > 3:
+        last, members = members, members[1:]
+        assert what_lacks(voters(*members, needed=3, last=last), [*members]) == ""
+    assert "2 of at least 3 workers are here (e, f)" in what_lacks(voters("e", "f", needed=3, last="def"), ["e", "f"])
+
+
+def test_whoever_says_that_more_are_needed_is_heard_and_whoever_says_less_is_not():
+    members = voters("a", "b", needed=2, last="ab") | voters("c", needed=1, last="c")
+    assert what_lacks(members, ["a", "b", "c"]) == ""
+    assert what_lacks(members | voters("c", needed=4), ["a", "b", "c"])
+    assert what_lacks(members | voters("c", last="xyz"), ["a", "b", "c"])
+    assert what_lacks(voters("a", "b", "c"), ["a", "b", "c"]) == ""  # a number of workers was set, or a new run
+    assert what_lacks(voters("a", needed=1, last="ab") | voters("c", last="c"), ["a", "c"])

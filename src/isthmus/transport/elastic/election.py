@@ -23,6 +23,26 @@ def leaders(members: dict[str, MemberInfo]) -> list[str]:
     return [name for name in chains if chains[name] == chain and members[name]["outer_step"] == position]
 
 
+def what_lacks(members: dict[str, MemberInfo], names: list[str]) -> str:
+    """Return why the workers `names`, who lead, are too few to commit; empty where they are enough. All judge alike.
+
+    They are as many as each of them needs, and more than half of those who made the last commit, which are counted by
+    name: so at most one part of a network that is cut can go on, however many have joined it meanwhile.
+    """
+    needed = max(members[name]["needed_workers"] for name in names)
+    if len(names) < needed:
+        return f"{len(names)} of at least {needed} workers are here ({', '.join(names)})"
+    for last in sorted({tuple(sorted(members[name]["last_members"])) for name in names}):
+        absent = [name for name in last if name not in names]
+        if last and 2 * len(absent) >= len(last):
+            return (
+                f"of the {len(last)} workers that made the last commit {len(last) - len(absent)} are here, and more "
+                f"than half must be: start some of {', '.join(absent)} again, or, where they are gone for good, resume "
+                "all others with outer.transport.min_workers set"
+            )
+    return ""
+
+
 def weigh(members: dict[str, MemberInfo], names: list[str], weighting: Weighting) -> list[float]:
     """Return each worker's share in the mean, summing to 1: 0 for one that has just caught up, unless all have.
 

@@ -18,6 +18,7 @@ class CommitHistory:
         self.replicated_state = replicated_state
         self.version = 0  # the number of commits
         self.chain = "new"  # equal where the same commits followed one another
+        self.members = list[str]()  # the workers that made the last commit; empty where that is not known
         self._contributed: dict[str, int] = {}  # by worker: the last sync that its pseudo-gradient was in
 
     def append(self, outer_step: int, rendezvous: Rendezvous, names: list[str], weights: list[float]) -> None:
@@ -25,6 +26,7 @@ class CommitHistory:
         contributors = [name for name, weight in zip(names, weights, strict=True) if weight > 0]
         self.chain = extend_chain(self.chain, outer_step, rendezvous.id, names)
         self.version += 1
+        self.members = list(names)
         self._contributed |= dict.fromkeys(contributors, outer_step)
         proposals = {name: rendezvous.members[name]["proposal"] for name in names}
         if (moved := self.moved_by(proposals)) is not None:
@@ -52,6 +54,7 @@ class CommitHistory:
     def state_dict(self) -> State:
         """Return plain values that `load_state_dict` takes."""
         state: State = {"version": self.version, "chain": self.chain, "contributed": dict(self._contributed)}
+        state["members"] = list(self.members)
         if self.replicated_state is not None:
             state["replicated_state"] = self.replicated_state.state_dict()
         return state
@@ -59,6 +62,7 @@ class CommitHistory:
     def load_state_dict(self, state_dict: State) -> None:
         """Go on from a saved or fetched state."""
         self.version, self.chain = state_dict["version"], state_dict["chain"]
+        self.members = list(state_dict.get("members", []))  # former checkpoints do not say
         self._contributed = dict(state_dict["contributed"])
         if self.replicated_state is not None:
             self.replicated_state.load_state_dict(state_dict["replicated_state"])

@@ -38,8 +38,8 @@ _MIN_STATE_BYTES_PER_SECOND = 1e6  # a state that arrives more slowly is given u
 class ElasticMember(ElasticPart):
     """A worker among others that come and go; see `ElasticPart` for what the outer loop asks of it.
 
-    With fewer than `min_workers` nobody commits; a new run waits for `expected_workers`. Only who has the flat
-    `shared_config` is handed a state.
+    With fewer than `min_workers` nobody commits, nor, where `needs_majority`, with half or fewer of those who made the
+    last commit; a new run waits for `expected_workers`. Only who has the flat `shared_config` is handed a state.
     """
 
     def __init__(
@@ -48,11 +48,13 @@ class ElasticMember(ElasticPart):
         history: CommitHistory,
         shared_config: dict[str, str],
         min_workers: int,
+        needs_majority: bool,
         expected_workers: int,
         sync_budget_seconds: float,
     ) -> None:
         self.membership, self.history, self.shared_config = membership, history, shared_config
         self.min_workers, self.expected_workers = min_workers, expected_workers
+        self.needs_majority = needs_majority
         self.sync_budget_seconds = sync_budget_seconds
         self.worker_group = SINGLE_RANK
         self.leaving = threading.Event()
@@ -226,6 +228,7 @@ class ElasticMember(ElasticPart):
             "chain": history.chain,
             "outer_step": self._outer_step,
             "needed_workers": max(self.min_workers, self.expected_workers if is_new_run else 0),
+            "last_members": history.members if self.needs_majority else [],
             "links": self._links,
             "groups": groups,
             "healed": self._healed,

@@ -55,6 +55,7 @@ class Told(TypedDict):
         version, chain: how many commits its state holds, and which they were.
         outer_step: the sync that it asks for.
         needed_workers: with fewer it does not commit.
+        last_members: the workers that made the last commit, of whom it needs more than half; empty where it does not.
         healed: it has caught up, and has been in no commit since.
         proposal: what it wants committed with the sync.
         finished: it has come to the end of the run.
@@ -70,6 +71,7 @@ class Told(TypedDict):
     chain: str
     outer_step: _Count
     needed_workers: _Count
+    last_members: list[str]
     healed: bool
     proposal: Any
     finished: bool

@@ -10,7 +10,7 @@ from isthmus.core.types import Peers, UserError
 from isthmus.transport.base import Leaving, Replica, ReplicatedState, TransportLimits
 from isthmus.transport.configured import ConfiguredTransport
 from isthmus.transport.elastic import rank_consensus
-from isthmus.transport.elastic.election import Weighting, weigh
+from isthmus.transport.elastic.election import Weighting, weigh, what_lacks
 from isthmus.transport.elastic.history import CommitHistory
 from isthmus.transport.elastic.member import PAUSE_SECONDS, STATE, ElasticMember
 from isthmus.transport.elastic.membership import Membership, Rendezvous
@@ -36,7 +36,8 @@ class ElasticTransport(ConfiguredTransport):
         shared_config: a flat configuration that all workers must share.
         expected_workers: how many a new run waits for before its first sync; None: `min_workers`.
         min_workers: with fewer that are up to date nobody commits: they wait, and keep their progress. None: more than
-            half of `expected_workers`, so that the halves of a cut network cannot both go on.
+            half of `expected_workers`, and of those who made the last commit, so that the parts of a cut network cannot
+            both go on; with a number below the majority they can.
         weighting: each worker's share in the mean.
         sync_budget_seconds: bound on one attempt at a sync; all other timeouts follow from it.
         link_options: of this worker's end of the link.
@@ -61,6 +62,7 @@ class ElasticTransport(ConfiguredTransport):
         replicated_state: ReplicatedState | None = None,
         ranks_per_worker: int = 1,
     ) -> None:
+        needs_majority = min_workers is None
         min_workers = (expected_workers or 1) // 2 + 1 if min_workers is None else min_workers
         if expected_workers is not None and min_workers > expected_workers:
             raise UserError(
@@ -76,7 +78,7 @@ class ElasticTransport(ConfiguredTransport):
         shared_config = {"isthmus version": version("isthmus"), **ranks, **(shared_config or {})}
         history = CommitHistory(replicated_state)
         self.elastic = ElasticMember(
-            membership, history, shared_config, min_workers, self.num_workers, sync_budget_seconds
+            membership, history, shared_config, min_workers, needs_majority, self.num_workers, sync_budget_seconds
         )
         self.worker_group = SINGLE_RANK
         self._slow_joiners = SlowJoiners(JOIN_BUDGETS * sync_budget_seconds)
@@ -113,13 +115,13 @@ class ElasticTransport(ConfiguredTransport):
             found = member.rendezvous()
             names = member.up_to_date(found)
             self._slow_joiners.note(found.members, names)
-            needed = max(found.members[name]["needed_workers"] for name in names)  # all go by the same number
-            if len(names) >= needed:
+            lacks = what_lacks(found.members, names)
+            if not lacks:
                 self._rendezvous, self._names, self._logged_problem = found, names, ""
                 self.num_workers = len(names)
                 weights = self._weigh(found, names)
                 return rank_consensus.connect_peers(member.worker_group, member.peer_group, found, names, weights)
-            problem = f"waiting: {len(names)} of at least {needed} workers are here ({', '.join(names)})"
+            problem = f"waiting: {lacks}"
             if problem != self._logged_problem:
                 member.log(problem)
                 self._logged_problem = problem
