@@ -22,7 +22,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 from benchmarks.chaos.diaries import BIN_STEPS, Diaries, as_rows, largest_rise, usual_stall
-from benchmarks.chaos.faults import strike
+from benchmarks.chaos.faults import PAUSE_SECONDS, strike
 from benchmarks.chaos.world import World
 from benchmarks.results import write
 
@@ -31,15 +31,15 @@ SETTLE_SECONDS = 20.0
 COLUMNS = ["engine", "fault", "times", "survivors stall, s", "until the victim trains, s", "until it commits, s"]
 
 
-def run(engine: str, ranks: int, name: str, num_faults: int, seconds: float, seed: int) -> dict[str, Any]:
-    """One run with faults, or undisturbed for so many seconds; what its diaries say."""
+def run(arguments: argparse.Namespace, engine: str, name: str, num_faults: int) -> dict[str, Any]:
+    """One run with faults, or undisturbed for some time; what its diaries say."""
     folder = OUTPUT / f"{engine}-{name}"
-    with World(engine, folder, ranks=ranks) as world:
+    with World(engine, folder, ranks=arguments.ranks, round_trip_ms=arguments.rtt_ms) as world:
         world.wait_for_all()
         time.sleep(SETTLE_SECONDS)
         begin = time.time()
-        faults = strike(world, num_faults, seed) if num_faults else []
-        time.sleep(SETTLE_SECONDS if num_faults else seconds)
+        faults = strike(world, num_faults, arguments.seed, arguments.pause_seconds) if num_faults else []
+        time.sleep(SETTLE_SECONDS if num_faults else arguments.undisturbed_seconds)
         world.wait_for_all()
         end = time.time()
         time.sleep(SETTLE_SECONDS)
@@ -112,13 +112,14 @@ def main() -> None:
     parser.add_argument("--faults", nargs="+", default=["torchft=100", "hivemind=50"], metavar="ENGINE=NUMBER")
     parser.add_argument("--undisturbed-seconds", type=float, default=180)
     parser.add_argument("--ranks", type=int, default=1, help="of each worker, by FSDP2; a torchrun starts them")
+    parser.add_argument("--rtt-ms", type=float, default=0, help="round-trip time between two machines")
+    parser.add_argument("--pause-seconds", type=float, default=PAUSE_SECONDS, help="between two faults, in the mean")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     results, rows, notes = [], [], []
     for engine, number in (part.split("=") for part in arguments.faults):
-        ranks, seed = arguments.ranks, arguments.seed
-        calm = [run(engine, ranks, f"undisturbed-{n}", 0, arguments.undisturbed_seconds, seed) for n in range(2)]
-        disturbed = run(engine, ranks, "faults", int(number), 0, seed)
+        calm = [run(arguments, engine, f"undisturbed-{n}", 0) for n in range(2)]
+        disturbed = run(arguments, engine, "faults", int(number))
         results += [*calm, disturbed]
         rows += [[engine, *row] for row in as_rows(disturbed["costs"])]
         notes += describe(disturbed, calm)
@@ -129,7 +130,10 @@ def main() -> None:
     )
     data = [result | {"costs": [asdict(cost) for cost in result["costs"]]} for result in results]
     engines = dict.fromkeys(result["engine"] for result in results)
-    name = "chaos" if arguments.ranks == 1 else "-".join(["chaos", str(arguments.ranks), "ranks", *engines])
+    if arguments.rtt_ms:
+        notes.append(f"{arguments.rtt_ms:g} ms from machine to machine and back, 100 Mbit/s")
+    ranks = [str(arguments.ranks), "ranks", *engines] if arguments.ranks > 1 else []
+    name = "-".join(["chaos", *ranks, *(["distant", *engines] if arguments.rtt_ms else [])])
     path = write(name, "Faults at random moments", COLUMNS, rows, notes, data)
     plot(results, path.with_suffix(".png"))
     print(path.read_text())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from benchmarks.chaos.world import World
 
 _LASTS = (2.0, 8.0)  # seconds
-_PAUSE_SECONDS = 8.0  # in the mean, from the end of a fault to the next
+PAUSE_SECONDS = 8.0  # in the mean, from the end of a fault to the next: about five faults a minute
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ KINDS: dict[str, Callable[[World, int, int, float], None]] = {
 }
 
 
-def strike(world: World, number: int, seed: int) -> list[Fault]:
+def strike(world: World, number: int, seed: int, pause_seconds: float = PAUSE_SECONDS) -> list[Fault]:
     """So many faults at random moments, each kind equally often in random order, each on a random worker and rank."""
     dice = random.Random(seed)
     kinds = [list(KINDS)[index % len(KINDS)] for index in range(number)]
     dice.shuffle(kinds)
     faults = []
     for index, kind in enumerate(kinds):
-        time.sleep(dice.expovariate(1 / _PAUSE_SECONDS))
+        time.sleep(dice.expovariate(1 / pause_seconds))
         victim, seconds = dice.choice(world.training()), dice.uniform(*_LASTS)
         rank = dice.randrange(world.ranks) if world.ranks > 1 else 0
         begin = time.time()

@@ -30,10 +30,12 @@ class World:
         folder: of the run; what it holds is deleted.
         workers: how many.
         ranks: of each, which a torchrun starts; a fault of a worker strikes one of them.
+        round_trip_ms: between two machines.
     """
 
-    def __init__(self, engine: str, folder: Path, workers: int = 4, ranks: int = 1) -> None:
+    def __init__(self, engine: str, folder: Path, workers: int = 4, ranks: int = 1, round_trip_ms: float = 0) -> None:
         self.engine, self.folder, self.num_workers, self.ranks = engine, folder, workers, ranks
+        self._link = [str(MBIT), *([f"{round_trip_ms:g}"] if round_trip_ms else [])]
         self._processes: list[subprocess.Popen[bytes]] = []
         self._logs: list[IO[bytes]] = []
         self._started: dict[int, float] = {}
@@ -45,7 +47,7 @@ class World:
     def __enter__(self) -> Self:
         """Lay the cables, mount the disks, start everything."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        netlab("up", str(self.num_workers + 1), str(MBIT))
+        netlab("up", str(self.num_workers + 1), *self._link)
         for worker in range(self.num_workers):
             disk = self.disk(worker)
             disk.mkdir(parents=True)
