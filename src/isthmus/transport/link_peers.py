@@ -51,13 +51,15 @@ class LinkPeers(BufferPeers):
 
     @override
     def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
-        values = copy_to(buffer, torch.device("cpu")) if buffer.is_cuda else buffer
-        parts = values.tensor_split(self.size)
+        values = _host_memory(buffer, buffer.shape) if buffer.is_cuda else buffer
+        parts, origins = values.tensor_split(self.size), buffer.tensor_split(self.size)
         theirs = parts[self.rank].new_empty(self.size, len(parts[self.rank]))
         pieces = [slice(begin, begin + _PIECE_VALUES) for begin in range(0, len(parts[0]), _PIECE_VALUES)]
         group, what = self._joined("all_reduce")
-        first = [start(group, what, [part[piece] for part in parts], list(theirs[:, piece])) for piece in pieces]
-        second = []
+        first, second = [], []
+        for piece in pieces:  # of a GPU's values, the next ones are copied while these cross
+            _copy_pieces(origins, parts, piece)
+            first.append(start(group, what, [part[piece] for part in parts], list(theirs[:, piece])))
         for shot, piece in zip(first, pieces, strict=True):
             self._finish(group, what, shot)
             own = parts[self.rank][piece]
@@ -66,9 +68,10 @@ class LinkPeers(BufferPeers):
             for their in theirs[1:, piece]:
                 own += their
             second.append(start(group, what, [own] * self.size, [part[piece] for part in parts]))
-        for shot in second:
+        for shot, piece in zip(second, pieces, strict=True):
             self._finish(group, what, shot)
-        return values.to(buffer.device)
+            _copy_pieces(parts, origins, piece)
+        return buffer
 
     @override
     def all_gather_parts(self, parts: Iterable[Tensors]) -> Iterator[list[Tensors]]:
@@ -103,12 +106,12 @@ class LinkPeers(BufferPeers):
 
     def _start_all_gather(self, buffer: torch.Tensor) -> Callable[[], torch.Tensor]:
         own = copy_to(buffer, torch.device("cpu")) if buffer.is_cuda else buffer
-        result = own.new_empty(self.size, len(own))
+        result = _host_memory(buffer, (self.size, len(own)))
         return self._start("all_gather", [own] * self.size, result, buffer.device)
 
     def _start_all_to_all(self, buffer: torch.Tensor, sizes: list[int]) -> Callable[[], torch.Tensor]:
         parts = (copy_to(buffer, torch.device("cpu")) if buffer.is_cuda else buffer).split_with_sizes(sizes)
-        result = buffer.new_empty(self.size, sizes[self.rank], device="cpu")
+        result = _host_memory(buffer, (self.size, sizes[self.rank]))
         return self._start("all_to_all", parts, result, buffer.device)
 
     def _start(
@@ -196,6 +199,20 @@ def finish(group: Group, what: str, number: int, seconds: float) -> None:
     """
     with _lost_peers(what):
         group.wait(number, seconds)
+
+
+def _host_memory(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Return memory for values of a tensor's dtype, pinned where that is on a GPU."""
+    return torch.empty(shape, dtype=like.dtype, pin_memory=like.is_cuda)
+
+
+def _copy_pieces(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], piece: slice) -> None:
+    """Copy a piece of every tensor to or from a GPU; in CPU memory sources and targets are the same."""
+    if sources[0].device == targets[0].device:
+        return
+    for source, target in zip(sources, targets, strict=True):
+        target[piece].copy_(source[piece], non_blocking=True)
+    torch.cuda.current_stream((sources if sources[0].is_cuda else targets)[0].device).synchronize()
 
 
 @contextmanager
