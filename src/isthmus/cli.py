@@ -237,7 +237,15 @@ def profile(
 
 
 @app.command()
-def doctor(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides = None, allow: Allow = None) -> None:
+def doctor(
+    config: ConfigPath,
+    workers: NumWorkers = None,
+    overrides: Overrides = None,
+    allow: Allow = None,
+    step_seconds: Annotated[
+        float | None, typer.Option(min=1e-6, help="Of an inner step, as `profile` measures it.", show_default=False)
+    ] = None,
+) -> None:
     """Check machines, links and configuration before a long run; every worker starts it, or --workers N starts them."""
     from isthmus.core.imports import allow_imports
     from isthmus.recipes import load_config
@@ -246,7 +254,9 @@ def doctor(config: ConfigPath, workers: NumWorkers = None, overrides: Overrides 
 
     allow_imports(allow or [])
     loaded = load_config(config, overrides or [], workers)
-    raise typer.Exit(doctor_on_this_machine(loaded) if workers else examine(loaded, _console()))
+    if workers:
+        raise typer.Exit(doctor_on_this_machine(loaded, step_seconds))
+    raise typer.Exit(examine(loaded, _console(), step_seconds=step_seconds))
 
 
 @app.command()

@@ -14,7 +14,7 @@ import pytest
 
 from isthmus.core import UserError
 from isthmus.link import Identity, Link, Member, MemberLost, handshake
-from isthmus.link.lane import CHUNK_BYTES, DATA, HELLO, Frame
+from isthmus.link.lane import CHUNK_BYTES, DATA, HELLO, Frame, Lane
 from tests.link.conftest import together
 
 SIZES = (0, 1, 9, 4096, 4097, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 7)
@@ -50,6 +50,31 @@ def test_messages_of_all_sizes_arrive_as_they_were_sent(ends, long_way, size):
     sent, came = exchange_all(ends.open(), [[0, size], [size, 0]])
     assert bytes(came[0][1]) == sent[1][0]
     assert bytes(came[1][0]) == sent[0][1]
+
+
+@pytest.mark.parametrize(("most", "used"), [(None, 4), (2, 2), (1, 1), (100, 4)])
+def test_bulk_goes_over_as_many_lanes_as_it_may(ends, long_way, monkeypatch, most, used):
+    """Each of the two ends has four lanes for what it sends, and all of them carry something of a large message."""
+    took = []
+    take_frame = Lane._take_frame
+
+    def counting(lane):
+        taken = take_frame(lane)
+        if taken and lane.load == "bulk":
+            took.append(lane)
+        return taken
+
+    ends.add(2)
+    groups, size = ends.open(), 40 * CHUNK_BYTES
+    assert [group.num_bulk_lanes(1 - rank) for rank, group in enumerate(groups)] == [4, 4]
+    groups[0].use_bulk_lanes(most)
+    monkeypatch.setattr(Lane, "_take_frame", counting)
+    exchange_all(groups, [[0, size], [0, 0]])
+    assert len(set(took)) == used
+    groups[0].use_bulk_lanes(None)
+    took.clear()
+    exchange_all(groups, [[0, size], [0, 0]])
+    assert len(set(took)) == 4
 
 
 def test_many_exchanges_of_any_sizes_among_three(ends, long_way):

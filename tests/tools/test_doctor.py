@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import socket
 import sys
@@ -121,19 +122,32 @@ def row(text: str, check: str) -> str:
     return " ".join(found.split())
 
 
+def links(text: str) -> dict[str, str]:
+    """The rows of the links' table: what stands behind "worker-0 and worker-1", single spaces between."""
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    found = [re.fullmatch(r"(worker-\d (?:and|to) worker-\d) (.*)", line) for line in rows]
+    return {match[1]: match[2] for match in found if match}
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_healthy_workers(config: Path, engine: str) -> None:
     (code, text), (other_code, _) = examine(config, engine)
     assert (code, other_code) == (0, 0), text
     assert text.rstrip().endswith("all is well")
-    for check in ("run folder", "disk", "data", "host name", "rendezvous", "configuration", "clocks", "sync", "pace"):
+    own = ("run folder", "disk", "data", "host name", "rendezvous", "TCP")
+    for check in (*own, "configuration", "clocks", "links", "sync", "pace"):
         assert " ok " in row(text, check)
     assert "all 2 are here and answer" in row(text, "workers")
-    rates = [line.split() for line in text.splitlines() if line.strip().startswith("worker-")]
-    assert [(name, unit) for name, _, unit, *_ in rates] == [("worker-0", "Gbit/s"), ("worker-1", "Gbit/s")] or all(
-        float(rate) > 1 and unit in ("Mbit/s", "Gbit/s") for _, rate, unit, *_ in rates
-    )
+    for measured in links(text).values():
+        assert re.fullmatch(r"[\d.]+ ms [\d.]+ [MG]bit/s 1 [\d.]+ [MG]bit/s", measured), text
+    assert links(text)
+    assert [line.split()[:2] for line in text.splitlines()[-6:-2]] == [
+        ["10", "ms"],
+        ["100", "ms"],
+        ["1", "s"],
+        ["10", "s"],
+    ]
     assert (" ok " in row(text, "samples")) if engine != "torch_dist" else ("samples" not in text)
 
 
@@ -188,8 +202,8 @@ def test_of_three_workers_each_is_measured_and_what_one_of_them_has_alone_is_tol
     results = examine(config, "torchft", "train.workers=3", **options)
     assert [code for code, _ in results] == [2, 2, 2]
     for _, text in results:
-        measured = [line.split()[0] for line in text.splitlines() if line.strip().startswith("worker-")]
-        assert measured == ["worker-0", "worker-1", "worker-2"]
+        pairs = {frozenset(re.split(" and | to ", link)) for link in links(text)}
+        assert pairs == {frozenset({f"worker-{a}", f"worker-{b}"}) for a, b in ((0, 1), (0, 2), (1, 2))}
         assert "in inner.batch_size: worker-0, worker-1 have 2, worker-2 has 3" in row(text, "configuration")
         assert row(text, "samples").startswith("samples all fail workers differ in fingerprint")
         assert "clocks all fail worker-2 is 300.0 s ahead of worker-" in row(text, "clocks")
@@ -228,6 +242,10 @@ def test_one_worker_alone(config: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.processes
 def test_workers_on_this_machine_are_started_as_the_launcher_does(config: Path) -> None:
-    code, out, err = finish(Program("doctor", config, "--workers", 2, "--set", "outer.transport.type=hivemind"))
+    code, out, err = finish(
+        Program("doctor", config, "--workers", 2, "--step-seconds", 0.5, "--set", "outer.transport.type=hivemind")
+    )
     assert code == 0, out + err
     assert out.rstrip().endswith("all is well")
+    assert "every 5 inner steps: 0." in row(out, "pace")
+    assert "500 ms" in out

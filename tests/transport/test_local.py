@@ -53,7 +53,7 @@ def test_windows_of_long_links_bind():
     assert run(LocalWorld(2, 10_000 * MBIT, 0.05, window_bytes=1e6), worker) == pytest.approx([1.05, 1.05])
 
 
-def test_a_rendezvous_takes_three_trips():
+def test_a_rendezvous_takes_two_trips():
     def worker(rank, transport):
         transport.advance(rank)
         transport.commit(transport.quorum(0), True)
@@ -61,7 +61,7 @@ def test_a_rendezvous_takes_three_trips():
 
     world = LocalWorld(2, None, 0.25, has_rendezvous=True)
     world.recorded = []
-    assert run(world, worker) == [1 + 4 * 0.25] * 2
+    assert run(world, worker) == [1 + 3 * 0.25] * 2
     assert [collective.kind for collective in world.recorded] == ["rendezvous", "all_gather"]
 
 

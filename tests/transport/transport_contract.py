@@ -172,6 +172,21 @@ def check_drift_of_a_zero_weight_worker_is_ignored(transport, rank, size):
         assert transport.commit(peers, True, b"joining!" if rank == 0 else b"original") is True
 
 
+def check_pairs_exchange_what_they_like(transport, rank, size):
+    peers = transport.quorum(32)
+
+    def payload(sender, receiver):
+        count = 0 if sender == receiver else 3000 * sender + 5 * receiver
+        return torch.full((count,), 10 * sender + receiver, dtype=torch.uint8)
+
+    for num_connections in (None, 1) if size > 1 else ():
+        incoming = [torch.zeros_like(payload(r, rank)) for r in range(size)]
+        peers.exchange([payload(rank, r) for r in range(size)], incoming, num_connections)
+        assert all_equal(incoming, [payload(r, rank) for r in range(size)])
+    assert all(peers.connections_to(r) >= 1 for r in range(size) if r != rank)
+    assert (peers.sent_bytes, peers.received_bytes) == (0, 0)
+
+
 def check_clock(transport, rank, size):
     before = transport.now()
     transport.quorum(31).all_gather([torch.zeros(3)])

@@ -100,6 +100,19 @@ class Group:
         with self._changed:
             self._wait(number, time.monotonic() + seconds, seconds)
 
+    def num_bulk_lanes(self, rank: int) -> int:
+        """Return how many connections carry large messages to a member."""
+        return sum(lane.load == "bulk" for lane in self.channels[rank].lanes)
+
+    def use_bulk_lanes(self, most: int | None) -> None:
+        """Have at most so many connections carry large messages to each member from now on; None: all."""
+        with self._changed:
+            for channel in self.channels.values():
+                bulk = [lane for lane in channel.lanes if lane.load == "bulk"]
+                for place, lane in enumerate(bulk):
+                    lane.is_resting = most is not None and place >= most
+            self._wake()
+
     def check(self) -> None:
         """Raise `MemberLost` where the group is closed."""
         if self.lost is not None:

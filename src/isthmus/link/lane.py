@@ -71,6 +71,7 @@ class Lane:
         self.connection, self.traffic, self.load = connection, traffic, load
         self.broken = ""  # why nothing crosses any more
         self.is_parked = False  # what has come is for a message that nobody has asked for yet
+        self.is_resting = False  # nothing new is sent here
         self._header = bytearray(HEADER_BYTES)
         self._frame: Frame | None = None
         self._into = memoryview(self._header)  # what is still to be filled, of the header or the payload
@@ -123,7 +124,7 @@ class Lane:
         return True
 
     def _take_frame(self) -> bool:
-        taken = self.traffic.next_frame(self.load)
+        taken = None if self.is_resting else self.traffic.next_frame(self.load)
         if taken is None:
             return False
         self._writing, payload = taken

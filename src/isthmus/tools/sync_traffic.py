@@ -25,7 +25,7 @@ class SyncTraffic:
 
     sent_bytes: int  # by a worker, as a mean over the workers
     num_trips: int  # one-way, that follow one another
-    collectives: Sequence[Collective] = ()  # of a sync, in order
+    collectives: Sequence[Collective] = ()  # in order
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,9 @@ def sync_traffic(config: RunConfig) -> dict[str, SyncTraffic]:
     workers, outer = config.train.workers, config.outer
     model = outline(build(MODELS, config.model))
     if outer.schedule is None or outer.compressor is None:
-        sent = ring_bytes(4 * sum(param.numel() for param in model.parameters()), workers)
-        return {"gradients": SyncTraffic(sent, 2 * (workers - 1))}
+        payload_bytes = 4 * sum(param.numel() for param in model.parameters())
+        all_reduce = [Collective("all_reduce", [[payload_bytes]] * workers)]
+        return {"gradients": SyncTraffic(ring_bytes(payload_bytes, workers), 2 * (workers - 1), all_reduce)}
     fragments = SPLITS.get(outer.split)(model, outer.schedule.num_fragments)
     compressor = build_compressor(outer)
     world = LocalWorld(workers, has_rendezvous=workers > 1 and is_elastic(config))

@@ -13,7 +13,7 @@ from isthmus.link.handshake import num_bulk_lanes
 CollectiveKind = Literal["all_reduce", "all_gather", "all_to_all", "rendezvous"]
 PerLink = float | Sequence[Sequence[float]]  # one value for all links, or one per [sender][receiver]
 WINDOW_BYTES = 2.5e6  # that one TCP connection moves in a round trip between cloud machines with Linux's defaults
-_RENDEZVOUS_TRIPS = 3  # one-way, of an elastic world: a question and its answer, and a look at who is connected
+_RENDEZVOUS_TRIPS = 2  # one-way, in an elastic world: a question and its answer
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ class LinkModel:
 
     def exchange_seconds(self, num_bytes: Callable[[int, int], float], num_connections: int | None = None) -> float:
         """Return the seconds in which every rank sends `num_bytes(sender, receiver)` straight to every other one."""
-        return self._busiest_seconds(num_bytes, num_connections) + self._longest()
+        latency = max((self.latency[a][b] for a, b in self._pairs() if num_bytes(a, b)), default=0.0)
+        return self._busiest_seconds(num_bytes, num_connections) + latency
 
     def _all_reduce_seconds(self, num_bytes: int) -> float:
         """Return the seconds of two shots, each of one part to or from its owner.
@@ -111,8 +112,11 @@ class LinkModel:
         return max(up + down)
 
     def _longest(self) -> float:
+        return max((self.latency[a][b] for a, b in self._pairs()), default=0.0)
+
+    def _pairs(self) -> list[tuple[int, int]]:
         ranks = range(len(self.latency))
-        return max((self.latency[a][b] for a in ranks for b in ranks if a != b), default=0.0)
+        return [(sender, receiver) for sender in ranks for receiver in ranks if sender != receiver]
 
 
 def _matrix(name: str, value: PerLink, size: int) -> Sequence[Sequence[float]]:

@@ -50,6 +50,21 @@ class LinkPeers(BufferPeers):
         self._group, self._name, self._seconds = group, name, sync_budget_seconds
 
     @override
+    def connections_to(self, rank: int) -> int:
+        return self._joined("connections_to")[0].num_bulk_lanes(rank)
+
+    @override
+    def exchange(
+        self, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor], num_connections: int | None = None
+    ) -> None:
+        group, what = self._joined("exchange")
+        group.use_bulk_lanes(num_connections)
+        try:
+            self._finish(group, what, start(group, what, outgoing, incoming))
+        finally:
+            group.use_bulk_lanes(None)
+
+    @override
     def _all_reduce(self, buffer: torch.Tensor) -> torch.Tensor:
         values = _host_memory(buffer, buffer.shape) if buffer.is_cuda else buffer
         parts, origins = values.tensor_split(self.size), buffer.tensor_split(self.size)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
-from isthmus.config import RunConfig
 from isthmus.core import UserError
 from isthmus.tools.doctor.measure import Network
-from isthmus.tools.report import readable_bytes
 from isthmus.transport.shared_config import check_shared_configs
 
 Status = Literal["ok", "warn", "fail"]
 _WARN_SECONDS, _FAIL_SECONDS = 1.0, 60.0  # between two clocks
-_ROUND_TRIPS = 4  # of a sync: reports, two shots, vote
-_BEARABLE = 0.1  # share of the time that training may spend waiting
 
 
 @dataclass(frozen=True)
@@ -68,42 +63,3 @@ def compare_clocks(names: list[str], network: Network) -> Check:
     )
     status: Status = "fail" if max(map(abs, wrong.values())) > _FAIL_SECONDS else "warn"
     return Check("clocks", status, found, "set them by NTP: records in the DHT and certificates expire by the clock")
-
-
-def judge_network(names: list[str], network: Network, sync_bytes: dict[str, int], config: RunConfig) -> list[Check]:
-    """Judge what the slowest download means for this configuration, whose workers send so much for each fragment."""
-    rate = min(network.download_bytes_per_second)
-    slowest = names[network.download_bytes_per_second.index(rate)]
-    count, budget = max(sync_bytes.values()), config.outer.transport["sync_budget_seconds"]
-    seconds = count / rate + _ROUND_TRIPS * network.round_trip_seconds
-    found = (
-        f"{readable_bytes(count)} to each worker, to {slowest} with {readable_bits(rate)}: "
-        f"{seconds:.2g} s of the {budget:g} s of sync_budget_seconds"
-    )
-    advice = (
-        f"raise outer.transport.sync_budget_seconds above {2 * seconds:.0f}, or send less: another outer.compressor, "
-        "more outer.schedule.num_fragments"
-    )
-    status: Status = "fail" if seconds > budget else "warn" if seconds > budget / 2 else "ok"
-    sync = Check("sync", status, found, "" if status == "ok" else advice)
-    return [sync, Check("pace", "ok", _pace(seconds, config))]
-
-
-def _pace(seconds: float, config: RunConfig) -> str:
-    """Say how long an inner step must take for syncs of so many seconds to cost little."""
-    schedule = config.outer.schedule
-    if schedule is not None and schedule.overlap_steps:
-        tau = schedule.overlap_steps
-        return f"a sync hides behind {tau} inner steps where one takes {seconds / tau:.2g} s or more"
-    interval = schedule.local_steps // schedule.num_fragments if schedule is not None else 1
-    least = seconds * (1 - _BEARABLE) / _BEARABLE / interval
-    every = "after every inner step" if interval == 1 else f"every {interval} inner steps"
-    return f"workers wait {seconds:.2g} s {every}: under {_BEARABLE:.0%} of the time where one takes {least:.2g} s"
-
-
-def readable_bits(bytes_per_second: float) -> str:
-    """Write a bandwidth as people do: '95 Mbit/s'."""
-    bits = 8 * bytes_per_second
-    units = [(1.0, "bit/s"), (1e3, "kbit/s"), (1e6, "Mbit/s"), (1e9, "Gbit/s"), (float("inf"), "")]
-    factor, unit = next(low for low, high in pairwise(units) if bits < high[0])
-    return f"{bits / factor:.3g} {unit}"

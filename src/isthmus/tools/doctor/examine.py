@@ -26,9 +26,10 @@ from isthmus.config import RunConfig, dump
 from isthmus.core import UserError
 from isthmus.core.types import Peers
 from isthmus.parallel import ParallelDims
-from isthmus.tools.doctor.compare import Check, compare_clocks, compare_workers, judge_network, readable_bits
+from isthmus.tools.doctor.compare import Check, compare_clocks, compare_workers
+from isthmus.tools.doctor.links import hiding_table, judge_links, judge_sync, judge_tcp, link_table, sync_seconds
 from isthmus.tools.doctor.measure import Clock, Network, measure
-from isthmus.tools.doctor.this_machine import check_this_machine, data_fingerprint
+from isthmus.tools.doctor.this_machine import check_this_machine, data_fingerprint, tcp_settings
 from isthmus.tools.fork_server import ForkServer, end
 from isthmus.tools.sync_traffic import sync_traffic
 from isthmus.tools.workers import world_environment
@@ -38,6 +39,7 @@ from isthmus.transport import Transport, TransportError
 from isthmus.transport.address import split_address
 from isthmus.transport.base import Behind, Leaving
 from isthmus.transport.elastic.worker_ranks import worker_name, worker_number
+from isthmus.transport.peers import BufferPeers
 from isthmus.transport.rendezvous import JOIN_BUDGETS
 from isthmus.transport.wire import all_gather_object
 
@@ -50,12 +52,18 @@ _COMPARED_LATER = {"isthmus version": "that of isthmus doctor"}  # a difference 
 Report = dict[str, Any]  # what a worker tells the others: plain JSON values
 
 
-def doctor(config: RunConfig, console: Console, now: Clock = time.time) -> int:
+def doctor(config: RunConfig, console: Console, now: Clock = time.time, step_seconds: float | None = None) -> int:
     """Examine a configuration from one of its workers, all of which call this.
 
     RANK and WORLD_SIZE say which worker this is, as for training; a worker is one process here, whatever its mesh. The
     first worker on each machine prints what all of them found together, and each one that could not meet the others
-    what it found alone. `now` is this machine's wall clock, in seconds.
+    what it found alone.
+
+    Args:
+        config: of the run.
+        console: to print on.
+        now: this machine's wall clock, in seconds.
+        step_seconds: of an inner step, if that is known.
 
     Returns:
         The exit code: 0 when all is well, 2 when something must be changed, 1 when the workers could not meet.
@@ -73,12 +81,20 @@ def doctor(config: RunConfig, console: Console, now: Clock = time.time) -> int:
         return 1
     findings = {name: [Check(**check) for check in report["checks"]] for name, report in reports.items()}
     findings["all"] = compare_workers(reports, config.train.workers)
-    names = list(reports)
+    tables = []
     if network is not None:
-        sent = {fragment: traffic.sent_bytes for fragment, traffic in sync_traffic(config).items()}
-        findings["all"] += [compare_clocks(names, network), *judge_network(names, network, sent, config)]
+        names, traffic = list(reports), sync_traffic(config)
+        for rank, (name, report) in enumerate(reports.items()):
+            findings[name].append(judge_tcp(rank, report["tcp"], network))
+        findings["all"] += [compare_clocks(names, network), judge_links(names, network)]
+        findings["all"] += judge_sync(names, network, traffic, config, step_seconds)
+        tables.append(link_table(names, network))
+        if config.outer.schedule is not None:
+            tables.append(hiding_table(sync_seconds(network, traffic), step_seconds))
+    elif len(reports) > 1:
+        findings["all"].append(Check("links", "warn", "not measured: this transport moves its bytes in its own way"))
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        show_findings(console, findings, names, network)
+        show_findings(console, findings, tables)
     return 2 if any(check.status == "fail" for checks in findings.values() for check in checks) else 0
 
 
@@ -92,6 +108,7 @@ def _report(config: RunConfig, checks: list[Check]) -> Report:
         "isthmus": {"version": version("isthmus")},
         "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
         "data": {"fingerprint": data_fingerprint(config)} if assemble.is_elastic(config) else {},
+        "tcp": tcp_settings(),
         "addresses": [],
     }
 
@@ -105,7 +122,9 @@ def _meet(config: RunConfig, report: Report, now: Clock) -> tuple[dict[str, Repo
         transport.join(nobody)
         report["addresses"] = transport.elastic.addresses if transport.elastic is not None else []
         peers, reports = _first_quorum(transport, report, (JOIN_BUDGETS + 1) * budget_seconds)
-        network = measure(peers, now, _LONGEST_SHARE * budget_seconds) if peers.size > 1 else None
+        network = None
+        if peers.size > 1 and isinstance(peers, BufferPeers):
+            network = measure(peers, now, _LONGEST_SHARE * budget_seconds)
         report["checks"] += [asdict(check) for check in _dial(report["name"], reports)]
         reports = all_gather_object(peers.all_gather, report)
         with suppress(TransportError):  # a vote ends a sync: who has seen it may go
@@ -152,7 +171,7 @@ def _dial(name: str, reports: list[Report]) -> Iterator[Check]:
                 yield Check("catching up", "fail", f"{what} ({error.strerror or error})", advice)
 
 
-def doctor_on_this_machine(config: RunConfig) -> int:
+def doctor_on_this_machine(config: RunConfig, step_seconds: float | None = None) -> int:
     """Start `isthmus doctor` once for each worker; print what the first one has printed, and return the exit code."""
     options, num_workers = config.outer.transport, config.train.workers
     with (
@@ -165,8 +184,9 @@ def doctor_on_this_machine(config: RunConfig) -> int:
         path.write_text(yaml.safe_dump(dump(config.model_copy(update={"outer": outer})), sort_keys=False))
         world = world_environment(num_workers) | {"LOCAL_WORLD_SIZE": str(num_workers)}
         server.import_modules(["isthmus.tools.doctor"])
+        more = [] if step_seconds is None else ["--step-seconds", str(step_seconds)]
         children = [
-            server.start(["doctor", str(path)], world | {"RANK": str(k), "LOCAL_RANK": str(k)}, log, name_of(k))
+            server.start(["doctor", str(path), *more], world | {"RANK": str(k), "LOCAL_RANK": str(k)}, log, name_of(k))
             for k, log in enumerate(logs)
         ]
         try:
@@ -179,10 +199,8 @@ def doctor_on_this_machine(config: RunConfig) -> int:
     return next((code if code > 0 else 1 for code in codes if code), 0)
 
 
-def show_findings(
-    console: Console, findings: dict[str, list[Check]], names: Sequence[str] = (), network: Network | None = None
-) -> None:
-    """Print the findings by worker, the network between the workers of these names, and a verdict."""
+def show_findings(console: Console, findings: dict[str, list[Check]], tables: Sequence[Table] = ()) -> None:
+    """Print the findings by worker, the tables, and a verdict."""
     table = Table("check", "worker", "", box=SIMPLE_HEAD)
     table.add_column("found", overflow="fold")
     table.add_column("what to do", overflow="fold")
@@ -195,20 +213,10 @@ def show_findings(
         status = f"[{_COLOURS[check.status]}]{check.status}[/]"
         table.add_row(check.name, ", ".join(workers), status, escape(check.found), escape(check.advice))
     console.print(table)
-    if network is not None:
-        console.print(_network_table(names, network))
+    for more in tables:
+        console.print(more)
     counts = {status: sum(check.status == status for check in grouped) for status in _COLOURS}
     if counts["fail"]:
         console.print(f"{counts['fail']} to change before this run can go well, {counts['warn']} to look at")
     else:
         console.print("all is well" + (f", but look at {counts['warn']}" if counts["warn"] else ""))
-
-
-def _network_table(names: Sequence[str], network: Network) -> Table:
-    table = Table("worker", box=SIMPLE_HEAD)
-    for header in ("receives from all others at", "clock ahead by", "round trip"):
-        table.add_column(header, justify="right")
-    round_trip = f"{1000 * network.round_trip_seconds:.3g} ms"
-    for name, rate, ahead in zip(names, network.download_bytes_per_second, network.clocks_ahead_seconds, strict=True):
-        table.add_row(name, readable_bits(rate), f"{ahead:.3f} s", round_trip)
-    return table

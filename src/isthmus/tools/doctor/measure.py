@@ -1,4 +1,4 @@
-"""Measuring the way between the workers, by the collectives that syncs are made of."""
+"""Measuring the links between the workers, pair by pair, over the connections that syncs take."""
 
 from __future__ import annotations
 
@@ -9,54 +9,149 @@ from statistics import median, median_low
 
 import torch
 
-from isthmus.core.types import Peers
+from isthmus.transport.link_model import LinkModel
+from isthmus.transport.peers import BufferPeers
 
 Clock = Callable[[], float]
-_NUM_PINGS = 15
-_FIRST_BYTES, _MOST_BYTES = 1 << 16, 1 << 26
-_LONG_ENOUGH_SECONDS = 0.25  # of a transfer, for what it shows to be the bandwidth
-_LONG_ENOUGH_ROUND_TRIPS = 10  # TCP takes some to find its pace
+PerPair = list[list[float]]  # [sender][receiver]
+_NUM_PINGS = 7
+_FIRST_BYTES, _MOST_BYTES = 1 << 14, 1 << 26
+_TRANSFER_SECONDS, _TRANSFER_ROUND_TRIPS = 1.0, 5  # about which a transfer should take: TCP has to find its pace
+_MOST_SECONDS = 60.0  # about which all transfers together may take
+_GROWTH = 8.0  # of a transfer over the one before, at most
+_FASTER = 1.25  # than before, for a transfer after which another one is made
+_MOST_LONG = 4  # transfers of a pair in one direction that take as long as wanted
 
 
 @dataclass(frozen=True)
 class Network:
-    """The network between the workers, as all of them have measured it together; lists are in rank order."""
+    """The network between the workers, as all of them have measured it together; in rank order."""
 
-    round_trip_seconds: float  # of a small all_gather, on the worker that waits the longest
     clocks_ahead_seconds: list[float]  # of the middle clock; known to a round trip
-    download_bytes_per_second: list[float]  # by a worker to which all others send at once
+    round_trip_seconds: PerPair  # the same both ways
+    num_connections: PerPair  # for large messages, each way
+    one_connection_rate: PerPair  # bytes a second
+    rate: PerPair  # bytes a second over all connections
+
+    @property
+    def links(self) -> LinkModel:
+        """The model of these links."""
+        return LinkModel(
+            [[8 * rate for rate in row] for row in self.rate],
+            [[seconds / 2 for seconds in row] for row in self.round_trip_seconds],
+        )
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """All senders and receivers."""
+        ranks = range(len(self.rate))
+        return [(sender, receiver) for sender in ranks for receiver in ranks if sender != receiver]
 
 
-def measure(peers: Peers, now: Clock, longest_seconds: float) -> Network:
+def measure(peers: BufferPeers, now: Clock, longest_seconds: float, timer: Clock = time.perf_counter) -> Network:
     """Measure the network; all peers, at least two, call this at the same time.
 
-    A transfer that takes `longest_seconds` is not followed by a larger one; `now` is this machine's wall clock.
+    Pairs that share no worker are measured at the same moment, each direction for itself. A message grows until it
+    takes about a second, so a slow link carries little.
+
+    Args:
+        peers: of one sync.
+        now: this machine's wall clock.
+        longest_seconds: that a transfer should take, also where that is too short for a good measurement.
+        timer: the clock of what is measured.
     """
-    round_trip = max(_gather(peers, median(_ping(peers) for _ in range(_NUM_PINGS))))
-    clocks = _gather(peers, now())  # the collective before this one has ended at about the same moment everywhere
-    enough_seconds = min(max(_LONG_ENOUGH_SECONDS, _LONG_ENOUGH_ROUND_TRIPS * round_trip), longest_seconds)
-    downloads = [_download(peers, receiver, round_trip, enough_seconds) for receiver in range(peers.size)]
-    return Network(round_trip, [clock - median_low(clocks) for clock in clocks], downloads)
+    size = peers.size
+    _gather(peers, [0.0])
+    clocks = [clock for (clock,) in _gather(peers, [now()])]  # the collective before has ended at about the same moment
+    rounds = _tournament(size)
+    seconds = min(_TRANSFER_SECONDS, longest_seconds, _MOST_SECONDS / (4 * len(rounds)))
+    round_trips, one, every = (_none(size) for _ in range(3))
+    connections = _gather(peers, [float(peers.connections_to(r)) if r != peers.rank else 0 for r in range(size)])
+    for pairs in rounds:
+        _ping(peers, pairs, round_trips, timer)
+        for transfers in (dict(pairs), {b: a for a, b in pairs}):
+            wanted = {
+                (a, b): min(longest_seconds, max(seconds, _TRANSFER_ROUND_TRIPS * round_trips[a][b]))
+                for a, b in transfers.items()
+            }
+            _measure_rates(peers, wanted, round_trips, None, every, timer)
+            single = {pair: wanted[pair] for pair in wanted if connections[pair[0]][pair[1]] > 1}
+            _measure_rates(peers, single, round_trips, 1, one, timer)
+            for a, b in wanted.keys() - single.keys():
+                one[a][b] = every[a][b]
+    ahead = [clock - median_low(clocks) for clock in clocks]
+    return Network(ahead, round_trips, connections, one, every)
 
 
-def _ping(peers: Peers) -> float:
-    begin = time.perf_counter()
-    _gather(peers, 0.0)
-    return time.perf_counter() - begin
+def _ping(peers: BufferPeers, pairs: list[tuple[int, int]], round_trips: PerPair, timer: Clock) -> None:
+    """Measure the round trips of pairs, from the first one's side."""
+    forth, back = dict.fromkeys(pairs, 1), {(b, a): 1 for a, b in pairs}
+    taken = []
+    for _ in range(_NUM_PINGS):
+        begin = timer()
+        _exchange(peers, forth)
+        _exchange(peers, back)
+        taken.append(timer() - begin)
+    of_ranks = _gather(peers, [median(taken)])
+    for a, b in pairs:
+        round_trips[a][b] = round_trips[b][a] = of_ranks[a][0]
 
 
-def _gather(peers: Peers, value: float) -> list[float]:
-    return [float(theirs) for (theirs,) in peers.all_gather([torch.tensor([value], dtype=torch.float64)])]
+def _measure_rates(
+    peers: BufferPeers,
+    wanted: dict[tuple[int, int], float],
+    round_trips: PerPair,
+    num_connections: int | None,
+    rates: PerPair,
+    timer: Clock,
+) -> None:
+    """Measure the bytes a second from senders to receivers.
+
+    A transfer should take at least half the wanted seconds, and is made again as long as TCP still finds its pace.
+    A receiver says when it is ready, and waits for what is sent then: that takes the round trip on top.
+    """
+    sizes, num_long = dict.fromkeys(wanted, _FIRST_BYTES), dict.fromkeys(wanted, 0)
+    while sizes:
+        begin = timer()
+        _exchange(peers, {(b, a): 1 for a, b in sizes})
+        _exchange(peers, sizes, num_connections)
+        taken = _gather(peers, [timer() - begin])
+        for pair, size in list(sizes.items()):
+            a, b = pair
+            whole = taken[b][0]
+            seconds = max(whole - round_trips[a][b], whole / 10, 1e-9)
+            sizes[pair] = min(_MOST_BYTES, int(size * min(_GROWTH, max(1.0, wanted[pair] / seconds))))
+            if seconds < wanted[pair] / 2 and size < _MOST_BYTES:
+                continue
+            former, rates[a][b] = rates[a][b], max(rates[a][b], size / seconds)
+            num_long[pair] += 1
+            is_steady = size in (_FIRST_BYTES, _MOST_BYTES) or size / seconds < _FASTER * former
+            if is_steady or num_long[pair] == _MOST_LONG:
+                del sizes[pair]
 
 
-def _download(peers: Peers, receiver: int, round_trip_seconds: float, enough_seconds: float) -> float:
-    """Return the bytes a second at which one worker receives, by the first transfer that takes long enough."""
-    num_bytes = _FIRST_BYTES
-    while True:
-        parts = [[torch.zeros(num_bytes * (rank == receiver), dtype=torch.uint8)] for rank in range(peers.size)]
-        begin = time.perf_counter()
-        peers.all_to_all(parts)
-        seconds = max(_gather(peers, time.perf_counter() - begin))
-        if seconds >= enough_seconds or num_bytes >= _MOST_BYTES // peers.size:
-            return num_bytes * (peers.size - 1) / max(seconds - round_trip_seconds, seconds / 10)
-        num_bytes *= 4
+def _exchange(peers: BufferPeers, sizes: dict[tuple[int, int], int], num_connections: int | None = None) -> None:
+    """Send so many bytes from each sender to each receiver; everybody takes part."""
+    ranks, own = range(peers.size), peers.rank
+    outgoing = [torch.zeros(sizes.get((own, to), 0), dtype=torch.uint8) for to in ranks]
+    incoming = [torch.zeros(sizes.get((sender, own), 0), dtype=torch.uint8) for sender in ranks]
+    peers.exchange(outgoing, incoming, num_connections)
+
+
+def _gather(peers: BufferPeers, values: list[float]) -> PerPair:
+    return [theirs.tolist() for (theirs,) in peers.all_gather([torch.tensor(values, dtype=torch.float64)])]
+
+
+def _none(size: int) -> PerPair:
+    return [[0.0] * size for _ in range(size)]
+
+
+def _tournament(size: int) -> list[list[tuple[int, int]]]:
+    """Return rounds in which every rank meets at most one other, and in all of them together each one once."""
+    ranks = [*range(size), *([-1] if size % 2 else [])]  # -1: a round's rest
+    rounds = []
+    for _ in range(len(ranks) - 1):
+        opposite = zip(ranks[: len(ranks) // 2], reversed(ranks), strict=False)
+        rounds.append([(min(pair), max(pair)) for pair in opposite if -1 not in pair])
+        ranks = [ranks[0], ranks[-1], *ranks[1:-1]]
+    return rounds

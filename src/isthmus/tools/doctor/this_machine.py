@@ -8,10 +8,12 @@ import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from isthmus.config import RunConfig
 from isthmus.core import UserError
 from isthmus.data import open_batches
+from isthmus.link.lane import prepare
 from isthmus.models import outline
 from isthmus.tools.doctor.compare import Check, Status
 from isthmus.tools.report import readable_bytes
@@ -20,6 +22,7 @@ from isthmus.train.run_folder import metrics_path
 from isthmus.transport.address import resolve
 from isthmus.transport.configured import Finding
 
+_SLOW_START = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 _STATE_COPIES = 6  # at most: parameters, anchor, outer momentum, compressor memory, AdamW's two moments
 _Finding = tuple[Status, str, str]
 
@@ -33,6 +36,19 @@ def check_this_machine(config: RunConfig, worker: int) -> list[Check]:
         "host name": _host_name,
     }
     return [*(_look(name, look) for name, look in looks.items()), *_rendezvous(config)]
+
+
+def tcp_settings() -> dict[str, Any]:
+    """Return how connections of the link find their rate on this machine, as far as its system says."""
+    with socket.socket() as connection:
+        prepare(connection)
+        known = hasattr(socket, "TCP_CONGESTION")
+        name = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16) if known else b""
+    try:
+        slow_start_after_idle = _SLOW_START.read_text().strip() != "0"
+    except OSError:
+        slow_start_after_idle = False
+    return {"congestion_control": name.split(b"\0")[0].decode(), "slow_start_after_idle": slow_start_after_idle}
 
 
 def data_fingerprint(config: RunConfig) -> str:
