@@ -323,6 +323,22 @@ def dht(
     serve_dht(NodeSettings(identity, initial_peers or [], listen, announce or [], allowed_peers or None))
 
 
+@app.command()
+def relay(
+    bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")] = "0.0.0.0:29530",
+    host: Annotated[
+        str | None,
+        typer.Option(help="How the workers reach this machine.", show_default="its address on the way to the internet"),
+    ] = None,
+    identity: Annotated[str | None, typer.Option(help="The relay's key, as isthmus identity makes it.")] = None,
+    trusted: Annotated[str | None, typer.Option(help="The file of all keys that it serves.")] = None,
+) -> None:
+    """Start a relay, by which workers reach one another that are all behind NATs; it cannot read what it passes on."""
+    from isthmus.transport.relay_server import serve_relay
+
+    serve_relay(bind, host, identity, trusted)
+
+
 def _report(finished_run: FinishedRun, console: Console, round_trip_ms: float = 0.0) -> None:
     """Print the table of one run, and draw its plot; what is modelled there has this round trip."""
     from isthmus.tools.plot import draw

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.hosts import Hosts, enter
 from worker_processes import CONTEXT, ROOT
 
 from isthmus.train.checkpoint import Checkpoints
 from isthmus.transport.torchft.lighthouse import lighthouse
+from isthmus.transport.trust import SECRET
 
 BUDGET_SECONDS = 20.0
 CONFIG: dict[str, Any] = {
@@ -38,16 +40,19 @@ CONFIG: dict[str, Any] = {
     "train": {"workers": 3, "steps": 200, "eval_every": 0, "eval_batches": 1, "checkpoint_every": 25},
 }
 TRANSPORT = {"type": "torchft", "min_workers": 2, "sync_budget_seconds": BUDGET_SECONDS}
+HOSTS_SECRET = "a secret of at least sixteen letters"  # of workers on hosts of their own
 Deaths = list[tuple[str, int]]  # points of `dying_worker.POINTS`, and at which arrival there
 
 
 class World:
     """The workers of one run, and what they left behind in `folder`."""
 
-    def __init__(self, folder: Path, address: str, recipe: str) -> None:
-        self.folder, self.run_dir = folder, folder / "run"
-        outer = CONFIG["outer"] | {"recipe": recipe, "transport": TRANSPORT | {"lighthouse": address}}
-        train = CONFIG["train"] | {"run_dir": str(self.run_dir)}
+    def __init__(
+        self, folder: Path, address: str, recipe: str, hosts: Hosts | None = None, num_workers: int = 3, **options: Any
+    ) -> None:
+        self.folder, self.run_dir, self.hosts = folder, folder / "run", hosts
+        outer = CONFIG["outer"] | {"recipe": recipe, "transport": TRANSPORT | {"lighthouse": address} | options}
+        train = CONFIG["train"] | {"run_dir": str(self.run_dir), "workers": num_workers}
         (folder / "run.yaml").write_text(yaml.safe_dump(CONFIG | {"outer": outer, "train": train}))
         self.processes: dict[int, Any] = {}
         self.starts: dict[int, int] = defaultdict(int)
@@ -58,7 +63,8 @@ class World:
         self._leashes.pop(rank, None)
         reader, self._leashes[rank] = CONTEXT.Pipe(duplex=False)
         log = self._next_log(rank)
-        process = CONTEXT.Process(target=_live, args=(reader, log, self.folder, rank, resume, deaths or []))
+        host = None if self.hosts is None else self.hosts.name(rank)
+        process = CONTEXT.Process(target=_live, args=(reader, log, self.folder, rank, resume, deaths or [], host))
         process.start()
         self.processes[rank] = process
 
@@ -186,9 +192,14 @@ def world(
             each.end()
 
 
-def _live(leash: Any, log: Path, folder: Path, rank: int, resume: bool, deaths: Deaths) -> None:
+def _live(
+    leash: Any, log: Path, folder: Path, rank: int, resume: bool, deaths: Deaths, host: str | None = None
+) -> None:
     from dying_worker import work
 
+    if host is not None:
+        enter(host)
+        os.environ[SECRET] = HOSTS_SECRET
     os.dup2(leash.fileno(), 0)
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)

@@ -63,11 +63,6 @@ class Registrations:
             for relay in self._kept.keys() - set(relays):
                 self._end(relay)
 
-    def wait_for_any(self, seconds: float) -> None:
-        """Wait until this link has registered anywhere, at most so long."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._live or self._closed, seconds)
-
     def call(self, member: Member, deadline: float) -> tuple[socket.socket, float] | None:
         """Return a connection with a link that has registered where this one has, and the seconds that it took.
 

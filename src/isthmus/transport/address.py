@@ -10,6 +10,7 @@ from contextlib import suppress
 from isthmus.core.types import UserError
 
 _OWN_PORTS = range(20_000, 32_768)
+EVERYWHERE = ("", "0.0.0.0", "::")  # what a host to listen on may be: all addresses of this machine
 INTERNET = "192.0.2.1"  # an address in no network: the way to it is the way out
 
 

@@ -13,14 +13,13 @@ from datetime import timedelta
 from typing import Any
 
 from isthmus.core.types import UserError
-from isthmus.transport.address import join_address, own_address, split_address
+from isthmus.transport.address import EVERYWHERE, join_address, own_address, split_address
 from isthmus.transport.base import TransportError
 from isthmus.transport.elastic.membership import check_grace
 from isthmus.transport.timeouts import NoAnswer, TimedCalls
 
 _BEAT_SECONDS = 1.0
 _ATTEMPT_SECONDS = 2.0  # one attempt at a connection: Ctrl-C works between two
-_EVERYWHERE = ("", "0.0.0.0", "::")
 _SPARE_SECONDS = 5.0  # for the way to the lighthouse and back
 
 
@@ -72,7 +71,7 @@ def serve_lighthouse(bind: str, min_workers: int = 1, grace_seconds: float = 10.
     try:
         with lighthouse(bind, min_workers, grace_seconds) as port:
             listens_on = split_address(bind)[0]
-            reached = listens_on if listens_on not in _EVERYWHERE else own_address()
+            reached = listens_on if listens_on not in EVERYWHERE else own_address()
             address = join_address(host or reached, port)
             print(f"lighthouse: workers join it with --set outer.transport.lighthouse={address}")
             print(f"            http://{address}/ shows who is there; Ctrl-C ends it", flush=True)
