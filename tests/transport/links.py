@@ -19,7 +19,7 @@ def open_link(budget_seconds: float = 6.0, **options: Any) -> LinkEnd:
 
 def connect(membership: Membership, budget_seconds: float = 6.0, **options: Any) -> ElasticMember:
     """Return a connected worker of one rank."""
-    member = ElasticMember(membership, CommitHistory(None), {}, 1, 1, budget_seconds)
+    member = ElasticMember(membership, CommitHistory(None), {}, 1, False, 1, budget_seconds)
     link = open_link(budget_seconds, **options)
     try:
         member.connect(SINGLE_RANK, link)
