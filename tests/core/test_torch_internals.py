@@ -49,6 +49,22 @@ def test_skip_reverse_lookups_leaves_one_that_fails_and_is_the_last():
     assert ended.stderr.count("The hostname of the client socket cannot be retrieved") == 1
 
 
+def test_unconnected_gloo(monkeypatch):
+    """One of two ranks makes its group alone; both connect when they exchange something."""
+    store = HashStore()
+    monkeypatch.delenv("TORCH_GLOO_LAZY_INIT", raising=False)
+    with pytest.raises(RuntimeError):
+        dist.ProcessGroupGloo(HashStore(), 0, 2, timedelta(seconds=0.2))
+    with torch_internals.unconnected_gloo():
+        one = dist.ProcessGroupGloo(store, 0, 2, timedelta(seconds=10))
+        other = dist.ProcessGroupGloo(store, 1, 2, timedelta(seconds=10))
+    assert "TORCH_GLOO_LAZY_INIT" not in os.environ
+    values = [torch.tensor([1.0]), torch.tensor([2.0])]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda group, value: group.allreduce([value]).wait(), [one, other], values))
+    assert values == [torch.tensor([3.0])] * 2
+
+
 def test_keep_alive():
     group = make_groups(HashStore())[0]
     kept = weakref.ref(group)

@@ -4,6 +4,7 @@ import socket
 
 import pytest
 import torch
+from tests.hosts import Hosts, skip_where_there_are_none
 
 from isthmus.core import UserError
 from isthmus.transport.torch_dist import TorchDist
@@ -40,6 +41,26 @@ def test_a_worker_lost_in_a_reduction_is_named_within_the_budget_and_the_others_
         assert lost["seconds"] < (4 if how == "SIGKILL" else BUDGET)
         assert worker.code == 3, "exit code chosen by the scenario"
         assert worker.ended_at - lost["ended_at"] < BUDGET, "a stuck collective must not hold up the exit"
+
+
+@pytest.fixture
+def hosts():
+    skip_where_there_are_none()
+    made = Hosts(["open", "filtered", "filtered"])
+    yield made
+    made.close()
+
+
+def test_of_three_workers_one_needs_to_be_reachable(zygote, hosts):
+    names = [hosts.name(number) for number in range(3)]
+    ended = zygote.run("average_on_hosts", 3, hosts=names, address=hosts.addresses[0])
+    assert [value for value, _ in results(ended)] == [1.0] * 3
+
+
+def test_ranks_of_a_worker_have_the_ports_from_a_fixed_one_on(zygote, hosts):
+    names = [hosts.name(number) for number in range(2)]
+    ended = zygote.run("average_on_hosts", 4, hosts=names, address=hosts.addresses[0], ranks_per_worker=2, port=4000)
+    assert results(ended) == [[1.0, 4000], [2.0, 4001], [1.0, 4000], [2.0, 4001]]
 
 
 def test_a_worker_that_does_not_come_is_named_though_alive(zygote):

@@ -7,6 +7,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from tests.hosts import enter
 from transport_contract import run_checks
 
 from isthmus.core import UserError
@@ -25,6 +26,19 @@ def contract_where_initialised_already(rank):
     dist.all_reduce(ours)  # the user's own group still works
     dist.destroy_process_group()
     return outcomes, ours.item()
+
+
+def average_on_hosts(rank, hosts, address, ranks_per_worker=1, **options):
+    """Every worker has a host of its own."""
+    enter(hosts[rank // ranks_per_worker])
+    os.environ["MASTER_ADDR"] = address
+    transport = TorchDist(20, ranks_per_worker=ranks_per_worker, **options)
+    transport.join(None)
+    value = transport.quorum(0).all_reduce_mean([torch.tensor([float(rank)])])[0].item()
+    port = transport._link.address[1]
+    transport.commit(transport.quorum(1), True)
+    transport.leave()
+    return value, port
 
 
 def two_runs_in_one_process(rank):

@@ -174,5 +174,5 @@ def _collect(pid: int, read: int, code: int | None) -> dict:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
     _serve()

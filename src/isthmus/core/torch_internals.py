@@ -5,7 +5,10 @@ where a new version of torch breaks one of these, that test says which.
 """
 
 import ctypes
+import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -14,6 +17,8 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map_only as tree_map_only
+
+_LAZY = "TORCH_GLOO_LAZY_INIT"
 
 
 def keep_alive(group: dist.ProcessGroup) -> None:
@@ -29,6 +34,23 @@ def clone_default_store() -> Store:
     """Return a new connection to the store with which torch.distributed was initialised: torch has no public way."""
     store: Store = dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
     return store
+
+
+@contextmanager
+def unconnected_gloo() -> Iterator[None]:
+    """Have gloo connect the ranks of a group that is made within this context when they first exchange something.
+
+    Otherwise each connects with each at once, in the clear, and a rank that the others cannot reach ends them all.
+    """
+    before = os.environ.get(_LAZY)
+    os.environ[_LAZY] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_LAZY]
+        else:
+            os.environ[_LAZY] = before
 
 
 @cache

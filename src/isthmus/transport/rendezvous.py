@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from isthmus.core.torch_internals import clone_default_store, skip_reverse_lookups
+from isthmus.core.torch_internals import clone_default_store, skip_reverse_lookups, unconnected_gloo
 from isthmus.core.types import UserError
 from isthmus.link import Member
 from isthmus.transport.address import INTERNET
@@ -97,7 +97,8 @@ def initialise(backend: str, timeout_seconds: float, name: str) -> None:
     skip_reverse_lookups()
     timeout = timedelta(seconds=timeout_seconds)
     try:
-        dist.init_process_group(backend, timeout=timeout, **_fresh_store(address, int(port), timeout))
+        with unconnected_gloo():  # between workers it is the link that connects
+            dist.init_process_group(backend, timeout=timeout, **_fresh_store(address, int(port), timeout))
     except (RuntimeError, ValueError) as error:
         if "EADDRINUSE" in str(error):
             raise UserError(f"port {port} is in use on this machine: set MASTER_PORT to a free one") from error
