@@ -5,6 +5,9 @@ Between syncs the parameters are only moved a little, so the link idles as while
 
     python -m benchmarks.distant_sync [--hosts 2] [--write] [recipe ...]
 
+Beside it stands what the model of the links says of the same collectives (`transport/link_model.py`). `--reread` models
+what an earlier result measured.
+
 One core a host is the machine's that many are; netlab needs root and iproute2.
 """
 
@@ -18,6 +21,9 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,31 +32,46 @@ from benchmarks.network import NETLAB, netlab
 from benchmarks.results import write
 from isthmus.recipes import RECIPES
 from isthmus.recipes.base import Plan
+from isthmus.transport.link_model import Collective, LinkModel
+from isthmus.transport.local import Local, LocalWorld, run_workers
 from isthmus.transport.torch_dist import TorchDist
 
 NAMES = ("diloco", "opendiloco", "streaming", "sparseloco", "muloco", "dilocox")
 LINKS = ((500, 2), (500, 100), (100, 300), (1000, 20))  # Mbit/s, ms
 WIDTH, DEPTH = 512, 60  # of square matrices: 15.7M parameters
 IDLE_SECONDS, WARM_UP, ROUNDS = 0.5, 2, 5
+COLUMNS = ("link", "recipe", "MB sent", "link alone, s", "sync, s", "processor, s", "modelled, s", "rest / processor")
+
+
+class Subject:
+    """One worker's model and outer loop, which syncs a fragment at every step."""
+
+    def __init__(self, name: str, transport: Any, num_workers: int) -> None:
+        self.model = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(DEPTH))
+        equal = torch.Generator().manual_seed(0)  # on all workers, also where these are threads
+        for param in self.model.parameters():
+            nn.init.normal_(param, std=WIDTH**-0.5, generator=equal)
+        recipe = RECIPES.get(name)(Plan(num_workers, 1000, 10))
+        self.num_fragments = recipe.schedule.num_fragments
+        schedule = replace(recipe.schedule, local_steps=self.num_fragments, overlap_steps=0, warm_start_steps=0)
+        self.loop = replace(recipe, schedule=schedule).outer_loop(self.model, transport)
+        generator = torch.Generator().manual_seed(transport.rank)
+        self._noise = [0.01 * torch.randn(param.shape, generator=generator) for param in self.model.parameters()]
+
+    def move(self, number: int) -> None:
+        """Move the parameters a little, there and back."""
+        with torch.no_grad():
+            torch._foreach_add_(list(self.model.parameters()), self._noise, alpha=(-1) ** number)
 
 
 def measure(name: str, num_workers: int) -> None:
     """Sync as one of the workers, and print the seconds of every sync, its bytes and its processor time."""
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(DEPTH))
-    recipe = RECIPES.get(name)(Plan(num_workers, 1000, 10))
-    fragments = recipe.schedule.num_fragments
-    recipe = replace(
-        recipe, schedule=replace(recipe.schedule, local_steps=fragments, overlap_steps=0, warm_start_steps=0)
-    )
-    loop = recipe.outer_loop(model, TorchDist(120.0))
-    generator = torch.Generator().manual_seed(loop.transport.rank)
-    noise = [0.01 * torch.randn(param.shape, generator=generator) for param in model.parameters()]
+    subject = Subject(name, TorchDist(120.0), num_workers)
+    loop, fragments = subject.loop, subject.num_fragments
     for number in range((WARM_UP + ROUNDS) * fragments):
         time.sleep(IDLE_SECONDS / fragments)
-        with torch.no_grad():
-            torch._foreach_add_(list(model.parameters()), noise, alpha=(-1) ** number)
+        subject.move(number)
         loop.transport.commit(loop.transport.quorum(0), True)  # all begin together
         start, busy = time.perf_counter(), time.process_time()
         (report,) = loop.step()
@@ -59,6 +80,32 @@ def measure(name: str, num_workers: int) -> None:
         if number >= WARM_UP * fragments:
             print(json.dumps([seconds, time.process_time() - busy, report.sent_bytes]), flush=True)
     loop.close()
+
+
+@cache
+def traffic(name: str, num_workers: int) -> list[list[Collective]]:
+    """Return the collectives of a sync of each fragment, as the same workers make them on threads of this process."""
+    world = LocalWorld(num_workers)
+    syncs: list[list[Collective]] = []
+
+    def work(rank: int, transport: Local) -> None:
+        subject = Subject(name, transport, num_workers)
+        for number in range(subject.num_fragments):
+            if rank == 0:
+                world.recorded = []
+                syncs.append(world.recorded)
+            subject.move(number)
+            subject.loop.step()
+        subject.loop.close()
+
+    run_workers(world, work)
+    return syncs
+
+
+def modelled_seconds(name: str, num_workers: int, link: str) -> float:
+    """Return the seconds of a sync on the model of this link (500x100), without the workers' own work."""
+    links = LinkModel.even(num_workers, *map(float, link.split("x")))
+    return statistics.median(sum(map(links.seconds, sync)) for sync in traffic(name, num_workers))
 
 
 def on_hosts(name: str, num_hosts: int) -> tuple[float, float, float]:
@@ -80,39 +127,61 @@ def on_hosts(name: str, num_hosts: int) -> tuple[float, float, float]:
     return statistics.median(seconds), statistics.median(busy), statistics.median(sent) / 1e6
 
 
+def make_row(link: str, name: str, num_hosts: int, megabytes: float, seconds: float, busy: float) -> list[str]:
+    """Return a row of the table."""
+    rate, rtt = map(float, link.split("x"))
+    alone, modelled = megabytes * 8 / rate + rtt / 2000, modelled_seconds(name, num_hosts, link)
+    figures = (megabytes, alone, seconds, busy, modelled, (seconds - modelled) / busy)
+    return [f"{rate:g} Mbit/s, {rtt:g} ms", name, *(f"{figure:.2f}" for figure in figures)]
+
+
+def reread(path: Path, num_hosts: int) -> list[list[str]]:
+    """Return the rows of an earlier result with what is modelled now."""
+    rows = []
+    for way, name, megabytes, _, seconds, busy, *_ in json.loads(path.read_text())["results"]:
+        link = way.removesuffix(" ms").replace(" Mbit/s, ", "x")
+        rows.append(make_row(link, name, num_hosts, float(megabytes), float(seconds), float(busy)))
+    return rows
+
+
 def main() -> None:
-    """Measure the recipes on all links."""
+    """Measure the recipes on all links, or model what an earlier result measured."""
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--links", default=",".join(f"{rate}x{rtt}" for rate, rtt in LINKS))
     parser.add_argument("--worker", action="store_true")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--reread", type=Path, metavar="RESULT.json")
     options = parser.parse_args()
     if options.worker:
         measure(options.names[0], options.hosts)
         return
+    print("  ".join(COLUMNS))
+    if options.reread:
+        for row in reread(options.reread, options.hosts):
+            print("  ".join(row))
+        return
     rows = []
     for link in options.links.split(","):
-        rate, rtt = link.split("x")
-        netlab("up", str(options.hosts), rate, rtt)
+        netlab("up", str(options.hosts), *link.split("x"))
         try:
             for name in options.names:
                 seconds, busy, megabytes = on_hosts(name, options.hosts)
-                alone = megabytes * 8 / float(rate) + float(rtt) / 2000
-                rows.append([f"{rate} Mbit/s, {rtt} ms", name, f"{megabytes:.2f}", f"{alone:.2f}", f"{seconds:.2f}"])
-                rows[-1] += [f"{busy:.2f}"]
+                rows.append(make_row(link, name, options.hosts, megabytes, seconds, busy))
                 print("  ".join(rows[-1]), flush=True)
         finally:
             netlab("down")
     if options.write:
-        columns = ["link", "recipe", "MB sent", "link alone, s", "sync, s", "processor, s"]
         notes = [
             f"{options.hosts} hosts of benchmarks/netlab, a core each; the network's switch shares these cores",
             f"medians of {ROUNDS} syncs behind {WARM_UP}; {IDLE_SECONDS:g} s of idleness before each",
             "link alone: all bytes at the link's rate, and one way across",
+            "modelled: the collectives of the sync on the model of this link, which knows nothing of the workers' work",
+            "rest: what was measured beyond the model, over the processor time of the sync. Up to 1 it is that work, "
+            "as far as it does not go on beside the sending; what is more waited for a core that the switch had",
         ]
-        write("distant-sync", "One sync at a distance", columns, rows, notes, rows)
+        write("distant-sync", "One sync at a distance", list(COLUMNS), rows, notes, rows)
 
 
 if __name__ == "__main__":

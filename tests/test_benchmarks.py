@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 import torch
-from benchmarks import families
+from benchmarks import distant_sync, families
 from benchmarks.link_candidates.keys import make_keys
 from benchmarks.link_candidates.link import Meeting
 from benchmarks.link_candidates.sockets import Link
@@ -42,6 +42,26 @@ def test_the_bare_loop_does_what_the_inner_step_does():
 def test_every_example_with_a_model_is_measured():
     assert {"tiny", "gpt_neo", "gpt_neox"} <= examples([]).keys()
     assert list(examples(["gpt_neo"])) == ["gpt_neo"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "num_bytes", "trips"),  # of messages of 6 x 64 x 64 values; each reports and votes
+    [("diloco", 4 * 24_576, 3), ("opendiloco", 2 * 24_576, 3), ("sparseloco", 486, 3)],
+)
+def test_a_distant_sync_is_modelled_by_its_bytes_and_trips(monkeypatch, tmp_path, recipe, num_bytes, trips):
+    """Small bytes at a slow rate, so that the sums of diloco's last parts cross behind its first ones."""
+    monkeypatch.setattr(distant_sync, "WIDTH", 64)
+    monkeypatch.setattr(distant_sync, "DEPTH", 6)
+    distant_sync.traffic.cache_clear()
+    modelled = distant_sync.modelled_seconds(recipe, 2, "0.1x20")
+    assert modelled == pytest.approx(8 * (num_bytes + 40 + 9) / 1e5 + trips * 0.01)
+    earlier = tmp_path / "earlier.json"
+    seconds = modelled + 0.5
+    earlier.write_text(json.dumps({"results": [["0.1 Mbit/s, 20 ms", recipe, "0.10", "8", str(seconds), "0.25"]]}))
+    (row,) = distant_sync.reread(earlier, 2)
+    assert row[:2] == ["0.1 Mbit/s, 20 ms", recipe]
+    assert row[-2:] == [f"{modelled:.2f}", "2.00"]
+    distant_sync.traffic.cache_clear()
 
 
 def result(method, evaluation, sent_bytes, hashes=("a", "a")):
