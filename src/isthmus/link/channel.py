@@ -37,10 +37,12 @@ class Channel(Traffic):
     Attributes:
         name: of the member, for people.
         notify: is called when something has changed for whoever waits: a chunk, a heartbeat, a loss.
+        hear: is called with every heartbeat.
     """
 
     name: str
     notify: Callable[[], None]
+    hear: Callable[[dict[str, Any]], None] = lambda beat: None
     lanes: list[Lane] = field(default_factory=list)
     beat: dict[str, Any] = field(default_factory=dict)  # the last that came
     silent_ticks: int = 0
@@ -125,6 +127,7 @@ class Channel(Traffic):
     def read(self, frame: Frame, payload: memoryview) -> None:
         if frame.kind == BEAT:
             self.beat = _parse(payload)
+            self.hear(self.beat)
         elif frame.message in self._coming_early:
             self._coming_early.discard(frame.message)
             message = self._incoming.pop(frame.message, None)  # it may have been asked for meanwhile

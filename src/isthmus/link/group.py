@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from threading import Condition
+from typing import Any
 
 from isthmus.link.channel import Channel
 from isthmus.link.errors import MemberLost, Misbehaviour
@@ -13,6 +15,7 @@ from isthmus.link.errors import MemberLost, Misbehaviour
 _NOTHING = memoryview(b"")
 
 
+_MAX_NOTES, _MAX_NOTE_BYTES = 1 << 16, 1 << 10
 _BROKEN_TICKS = 2  # of silence, after which a member is lost of whose lanes one is broken
 
 
@@ -60,9 +63,12 @@ class Group:
         self.lost: MemberLost | None = None
         self.left = False
         self.bound: Group | None = None  # another group of this process, which is lost with this one
+        self.notes: dict[str, str] = {}  # what any member shared, here or in a group that is bound to one of these
         self._changed, self._wake = changed, wake
         self._patience_ticks, self._patience_seconds = patience_ticks, patience_ticks * tick_seconds
         self._num_exchanges = 0
+        for channel in channels.values():
+            channel.hear = self._hear
 
     def exchange(self, outgoing: Sequence[memoryview], incoming: Sequence[memoryview], seconds: float) -> None:
         """Send every member its message, and fill the memory of every member's; see `start` and `wait`."""
@@ -111,6 +117,23 @@ class Group:
                 bulk = [lane for lane in channel.lanes if lane.load == "bulk"]
                 for place, lane in enumerate(bulk):
                     lane.is_resting = most is not None and place >= most
+            self._wake()
+
+    def share(self, notes: dict[str, str]) -> None:
+        """Tell all members small things, once and for all, before anything that is sent from now on; they pass it on.
+
+        A note that is known already stays as it is.
+        """
+        with self._changed:
+            new = {name: text for name, text in notes.items() if name not in self.notes}
+            if not new:
+                return
+            self.notes |= new
+            if self.lost is None and not self.left:
+                self.tell(notes=new)
+            if self.bound is not None:
+                self.bound.share(new)
+            self._changed.notify_all()
             self._wake()
 
     def check(self) -> None:
@@ -176,6 +199,14 @@ class Group:
                 self.bound.close_for(numbers, names, why)
             self._changed.notify_all()
             self._wake()
+
+    def _hear(self, beat: dict[str, Any]) -> None:
+        notes = beat.get("notes", {})
+        if not isinstance(notes, dict) or not all(isinstance(text, str) for text in notes.values()):
+            raise Misbehaviour("it shared notes that cannot be read")
+        if len(json.dumps(notes)) > _MAX_NOTE_BYTES or len(self.notes) > _MAX_NOTES:
+            raise Misbehaviour("it shared too much")
+        self.share(notes)
 
     def _give_up(self, ranks: list[int], why: str) -> None:
         self.close_for([self.members[rank].number for rank in ranks], self._name(ranks) or "this sync", why)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 from typing_extensions import override
 
 from isthmus.config import RunConfig
@@ -21,8 +20,9 @@ from isthmus.train.resume_check import MissingCheckpoints, newest_common, no_che
 from isthmus.train.stopping import Stopping
 from isthmus.transport import Transport
 from isthmus.transport.base import ReplicatedState
+from isthmus.transport.configured import ConfiguredTransport
 from isthmus.transport.elastic.worker_ranks import worker_name
-from isthmus.transport.rendezvous import open_store
+from isthmus.transport.shared_notes import Notes, OwnNotes
 
 _LOGGER = logging.getLogger(__name__)
 _ROUNDS_AHEAD = 3  # that are leased: the one in flight, the next, and one that is refused
@@ -61,15 +61,15 @@ class Lifecycle:
             save()
             transport.commit(transport.quorum(0), True)  # all have tried: killed at any step, the run can go on
 
-    def missing_checkpoints(self) -> MissingCheckpoints:
+    def missing_checkpoints(self, transport: Transport) -> MissingCheckpoints:
         """Return the steps whose checkpoint some worker could not write; to be called by all ranks."""
-        return MissingCheckpoints(self._open_store())
+        return MissingCheckpoints(self._open_notes(transport))
 
     def stopping(self, transport: Transport) -> Stopping:
         """Return the agreement about the last step; to be called by all ranks."""
         budget_seconds, elastic = self._config.outer.transport["sync_budget_seconds"], transport.elastic
         interrupt = elastic.interrupt if elastic is not None else lambda: None
-        return Stopping(self._open_store(), self._rank, self._process.world_size, budget_seconds, interrupt)
+        return Stopping(self._open_notes(transport), self._rank, self._process.world_size, budget_seconds, interrupt)
 
     def how_to_resume(self, step: int) -> str:
         """Return the line that says how a stopped run goes on; empty where another process writes it."""
@@ -80,8 +80,8 @@ class Lifecycle:
         train, batch_size = self._config.train, self._config.inner.batch_size
         return open_batches(data_set, train.seed, batch_size, self._process.worker, train.workers)
 
-    def _open_store(self) -> Store:
-        return HashStore() if self._process.world_size == 1 else open_store()
+    def _open_notes(self, transport: Transport) -> Notes:
+        return OwnNotes() if self._process.world_size == 1 else cast(ConfiguredTransport, transport).open_notes()
 
 
 class ElasticLifecycle(Lifecycle):
@@ -132,8 +132,8 @@ class ElasticLifecycle(Lifecycle):
         pass
 
     @override
-    def missing_checkpoints(self) -> MissingCheckpoints:
-        return MissingCheckpoints(HashStore())  # the other workers go on from their own
+    def missing_checkpoints(self, transport: Transport) -> MissingCheckpoints:
+        return MissingCheckpoints(OwnNotes())  # the other workers go on from their own
 
     @override
     def how_to_resume(self, step: int) -> str:

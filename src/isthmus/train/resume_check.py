@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import Store  # type: ignore[attr-defined]
 
 from isthmus.config import RunConfig
 from isthmus.core import UserError
@@ -19,6 +18,7 @@ from isthmus.train.assemble import fixed_settings, is_elastic
 from isthmus.train.checkpoint_files import PARAMETER, Damaged, check_same_run, read_manifest, read_plain_part, verify
 from isthmus.train.run_folder import name_of
 from isthmus.transport import PeerLost, Transport
+from isthmus.transport.shared_notes import Notes
 
 _MOST_STEPS = 64  # that ranks compare when they resume
 
@@ -76,20 +76,20 @@ def _is_finished(path: Path, manifest: dict[str, Any]) -> bool:
 
 
 class MissingCheckpoints:
-    """The steps whose checkpoint some worker could not write, in a store for all: no run goes on from there."""
+    """The steps whose checkpoint some worker could not write, as all are told: no run goes on from there."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
 
     def add(self, step: int) -> None:
         """Tell the other workers, before this one takes part in another sync."""
         with _lost_store():
-            self._store.set(f"unsaved/{step}", "")
+            self._notes.set(f"unsaved/{step}", "")
 
     def __contains__(self, step: object) -> bool:
         """Whether any worker lacks the checkpoint of this step."""
         with _lost_store():
-            return bool(self._store.check([f"unsaved/{step}"]))
+            return bool(self._notes.check([f"unsaved/{step}"]))
 
 
 @contextmanager

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Self
 
-from torch.distributed import Store  # type: ignore[attr-defined]
-
 from isthmus.transport import PeerLost
+from isthmus.transport.shared_notes import Notes
 
 _POLL_SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -20,7 +19,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Stopping:
     """The agreement of all ranks on their last turn; a turn is a training step or the end of the run.
 
-    A rank that is signalled puts a request into the store. A watcher thread in every rank sees it and publishes the
+    A rank that is signalled notes a request for all. A watcher thread in every rank sees it and publishes the
     turn that its rank has begun; from then on the rank begins no further turn before all have published. The last turn
     is the largest that was published. A rank that is stuck in a sync has published the turn of that sync, so the others
     go on until they come to it: nobody is waited for in vain.
@@ -28,7 +27,7 @@ class Stopping:
     A second signal ends the process at once.
 
     Args:
-        store: reaches all ranks; nothing else may use this connection.
+        notes: reach all ranks.
         rank: of this process, one of `num_ranks` that stop together.
         timeout_seconds: for the others to publish.
         interrupt: called once somebody was signalled: it ends what could last.
@@ -36,13 +35,13 @@ class Stopping:
 
     def __init__(
         self,
-        store: Store,
+        notes: Notes,
         rank: int,
         num_ranks: int,
         timeout_seconds: float,
         interrupt: Callable[[], None] = lambda: None,
     ) -> None:
-        self._store, self._rank, self._timeout_seconds = store, rank, timeout_seconds
+        self._notes, self._rank, self._timeout_seconds = notes, rank, timeout_seconds
         self._keys = [f"stop/{k}" for k in range(num_ranks)]
         self._changed = threading.Condition()
         self._interrupt = interrupt
@@ -63,7 +62,7 @@ class Stopping:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Restore the handlers of signals, and leave the store."""
+        """Restore the handlers of signals."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._closed = True
@@ -103,7 +102,7 @@ class Stopping:
             self._interrupt()
             with self._changed:
                 self._published = self._current
-            self._store.set(self._keys[self._rank], str(self._published))
+            self._notes.set(self._keys[self._rank], str(self._published))
             self._finish(last=self._collect())
         except PeerLost as error:
             self._finish(error=error)
@@ -113,15 +112,15 @@ class Stopping:
 
     def _asked(self) -> bool:
         if self._requested:
-            self._store.set("stop", "")
-        return self._requested or self._store.check(["stop"])
+            self._notes.set("stop", "")
+        return self._requested or self._notes.check(["stop"])
 
     def _collect(self) -> int | None:
         deadline = time.monotonic() + self._timeout_seconds
         while not self._closed:
-            missing = [k for k, key in enumerate(self._keys) if not self._store.check([key])]
+            missing = [k for k, key in enumerate(self._keys) if not self._notes.check([key])]
             if not missing:
-                return max(int(self._store.get(key)) for key in self._keys)
+                return max(int(self._notes.get(key)) for key in self._keys)
             if time.monotonic() > deadline:
                 raise PeerLost(missing, f"ranks {missing} did not answer the request to stop")
             time.sleep(_POLL_SECONDS)

@@ -96,7 +96,7 @@ class Trainer:
         self._open_files()
         try:
             stopping = self.lifecycle.stopping(self.method.transport)
-            self._missing = self.lifecycle.missing_checkpoints()
+            self._missing = self.lifecycle.missing_checkpoints(self.method.transport)
             if not self._has_begun:
                 wants_checkpoints = self.config.train.checkpoint_every > 0
                 self.lifecycle.begin(self._save if wants_checkpoints else None, self.method.transport)

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from isthmus.transport.base import TransportLimits
+from isthmus.transport.rendezvous import open_store
+from isthmus.transport.shared_notes import Notes
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,10 @@ class ConfiguredTransport:
     def now(self) -> float:
         """Return the seconds of this machine's monotonic clock."""
         return time.monotonic()
+
+    def open_notes(self) -> Notes:
+        """Open what all ranks of a world tell one another once they have joined: here, at the store of torch."""
+        return cast(Notes, open_store())
 
     def wait_until(self, seconds: float) -> None:
         """Do nothing: real time passes by itself."""

@@ -13,6 +13,7 @@ from isthmus.core.types import Tensors, WorkerGroup
 from isthmus.link import Group, MemberLost
 from isthmus.transport.base import PeerLost, RankLost, TransportError
 from isthmus.transport.peers import BufferPeers
+from isthmus.transport.shared_notes import SharedNotes
 from isthmus.transport.wire import all_gather_object, each_from_buffer, num_bytes, to_buffer
 from isthmus.transport.worker_group import SINGLE_RANK
 
@@ -188,6 +189,11 @@ class LinkWorkerGroup:
     def all_gather_object(self, value: object) -> list[object]:
         """Return the values of all ranks in rank order: whatever JSON can hold."""
         return all_gather_object(self.all_gather, value)
+
+    @property
+    def notes(self) -> SharedNotes:
+        """What the ranks tell one another once and for all."""
+        return SharedNotes(self._group)
 
     def check(self) -> None:
         """Raise `RankLost` where a rank of this worker is gone."""

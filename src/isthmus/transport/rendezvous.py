@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
+from pydantic import TypeAdapter
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from isthmus.core.torch_internals import clone_default_store, skip_reverse_lookups, unconnected_gloo
@@ -21,6 +23,7 @@ from isthmus.transport.base import PeerLost, readable_message
 from isthmus.transport.link_end import LinkEnd, LinkOptions, member_at
 
 JOIN_BUDGETS = 10  # clusters do not start at the same moment: workers wait this many sync budgets for one another
+_LOOPBACK = ("localhost", "127.0.0.1")
 _num_stores = itertools.count()
 
 
@@ -74,6 +77,9 @@ class RankInfo(NamedTuple):
         return member_at(self.place, name, number)
 
 
+_RANK_INFO = TypeAdapter(RankInfo)
+
+
 def find_world() -> tuple[int, int]:
     """Return rank and number of ranks as torch.distributed says, or else the launcher, or else 0 and 1."""
     if dist.is_initialized():
@@ -98,9 +104,9 @@ def initialise(backend: str, timeout_seconds: float, name: str) -> None:
     timeout = timedelta(seconds=timeout_seconds)
     try:
         with unconnected_gloo():  # between workers it is the link that connects
-            dist.init_process_group(backend, timeout=timeout, **_fresh_store(address, int(port), timeout))
-    except (RuntimeError, ValueError) as error:
-        if "EADDRINUSE" in str(error):
+            dist.init_process_group(backend, timeout=timeout, **_own_store(address, int(port), timeout))
+    except (OSError, RuntimeError, ValueError) as error:
+        if "EADDRINUSE" in str(error) or getattr(error, "errno", 0) == errno.EADDRINUSE:
             raise UserError(f"port {port} is in use on this machine: set MASTER_PORT to a free one") from error
         raise UserError(
             f"{name} cannot meet the others at {address}:{port}: have all "
@@ -108,18 +114,28 @@ def initialise(backend: str, timeout_seconds: float, name: str) -> None:
         ) from error
 
 
-def _fresh_store(address: str, port: int, timeout: timedelta) -> dict[str, Any]:
-    """Return what `init_process_group` is told where torchrun has started the ranks again.
+def _own_store(address: str, port: int, timeout: timedelta) -> dict[str, Any]:
+    """Return what `init_process_group` is told where its own way to a store would not do.
 
-    torchrun keeps its store, and gloo would find there where the dead have listened. Agents on several machines count
-    their restarts each for itself, so there nothing names the present one.
+    Where all ranks are on this machine, torch's store would listen on all of its addresses. And where torchrun has
+    started the ranks again it keeps its store, and gloo would find there where the dead have listened. Agents on
+    several machines count their restarts each for itself, so there nothing names the present one.
     """
     restarts, agents = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), os.environ.get("GROUP_WORLD_SIZE")
-    if restarts == "0" or agents != "1" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return {}
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = TCPStore(address, port, is_master=False, timeout=timeout)
-    return {"store": PrefixStore(f"restart-{restarts}", store), "rank": rank, "world_size": size}
+    store: Store
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        if restarts == "0" or agents != "1":
+            return {}
+        store = PrefixStore(f"restart-{restarts}", TCPStore(address, port, is_master=False, timeout=timeout))
+    elif address not in _LOOPBACK:
+        return {}
+    elif rank == 0:
+        listening = socket.create_server((address, port)).detach()
+        store = TCPStore(address, port, size, True, timeout, wait_for_workers=False, master_listen_fd=listening)
+    else:
+        store = TCPStore(address, port, is_master=False, timeout=timeout)
+    return {"store": store, "rank": rank, "world_size": size}
 
 
 def open_store() -> Store:
@@ -156,16 +172,24 @@ class RankLink(LinkEnd):
             missing = [r for r, key in enumerate(keys) if not store.check([key])]
             late = ", ".join(names[r] for r in missing)
             raise PeerLost(missing, f"{late} did not join within {self._seconds:g} s") from error
-        infos = [
-            self._read(key, name, value) for key, name, value in zip(keys, names, store.multi_get(keys), strict=True)
-        ]
+        try:
+            told = store.multi_get(keys)
+        except RuntimeError as error:
+            raise PeerLost([], f"somebody else writes into the store: {readable_message(error)}") from error
+        infos = [self._read(key, name, value) for key, name, value in zip(keys, names, told, strict=True)]
         self.named = [info.place["key"] for info in infos]
         return infos
 
     def _read(self, key: str, name: str, value: bytes) -> RankInfo:
         try:
-            info = RankInfo(*self.trust.read(key, json.loads(value)))
+            told = self.trust.read(key, json.loads(value))
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{name} cannot take part: what stands at the store under {key}: {error}") from error
+        try:
+            info = _RANK_INFO.validate_python(told)
             info.member(0, name)
             return info
-        except (ValueError, TypeError, KeyError) as error:
-            raise UserError(f"{name} cannot take part: {error}") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UserError(
+                f"{name} cannot take part: it told something unreadable: install the same version of isthmus everywhere"
+            ) from error

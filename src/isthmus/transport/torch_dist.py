@@ -22,6 +22,7 @@ from isthmus.transport.link_peers import NOT_JOINED, LinkPeers, LinkWorkerGroup
 from isthmus.transport.peers import vote
 from isthmus.transport.rendezvous import JOIN_BUDGETS, RankLayout, RankLink, find_world, initialise
 from isthmus.transport.shared_config import check_shared_configs
+from isthmus.transport.shared_notes import Notes, SharedNotes
 from isthmus.transport.worker_group import SINGLE_RANK
 
 _WORKER_BUDGETS = 10  # a rank may wait for others of its worker, whose messages take them several collectives
@@ -137,6 +138,11 @@ class TorchDist(ConfiguredTransport):
     def commit(self, peers: Peers, ok: bool, fingerprint: bytes = b"") -> bool:
         """Vote, and return whether all agreed; see `Transport.commit`."""
         return vote(peers, ok, fingerprint)
+
+    @override
+    def open_notes(self) -> Notes:
+        assert self._peers is not None, "join comes first"
+        return SharedNotes(self._peers)
 
     def leave(self) -> None:
         """Disconnect. A second call does nothing; torch.distributed itself stays initialised."""

@@ -6,6 +6,8 @@ import atexit
 from importlib.metadata import version
 from typing import Any
 
+from typing_extensions import override
+
 from isthmus.core.types import Peers, UserError
 from isthmus.transport.base import Leaving, Replica, ReplicatedState, TransportLimits
 from isthmus.transport.configured import ConfiguredTransport
@@ -19,7 +21,9 @@ from isthmus.transport.elastic.worker_ranks import connect_worker_group
 from isthmus.transport.heal.donor import StateServer
 from isthmus.transport.heal.snapshot import Snapshot
 from isthmus.transport.link_end import LinkEnd, LinkOptions
+from isthmus.transport.link_peers import LinkWorkerGroup
 from isthmus.transport.rendezvous import JOIN_BUDGETS
+from isthmus.transport.shared_notes import Notes
 from isthmus.transport.worker_group import SINGLE_RANK
 
 
@@ -146,6 +150,12 @@ class ElasticTransport(ConfiguredTransport):
             self._server.renew()
             self._slow_joiners.start()
         return result.committed
+
+    @override
+    def open_notes(self) -> Notes:
+        """Open what the ranks of this worker tell one another."""
+        assert isinstance(self.worker_group, LinkWorkerGroup), "a worker of one rank has nobody to tell"
+        return self.worker_group.notes
 
     def leave(self) -> None:
         """Disconnect; a wait for others, or a transfer of the state, ends at once. A second call does nothing."""
