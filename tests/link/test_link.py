@@ -205,10 +205,14 @@ def attack(address, how):
         connection.sendall(os.urandom(1000))
     elif how == "http":
         connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    elif how == "half a preface":
+        connection.sendall(CALL + b"token")
+    elif how == "a token of its own":
+        connection.sendall(ANSWER + os.urandom(TOKEN_BYTES))
     return connection
 
 
-@pytest.mark.parametrize("how", ["silent", "garbage", "http"])
+@pytest.mark.parametrize("how", ["silent", "garbage", "http", "half a preface", "a token of its own"])
 def test_strangers_hold_nobody_up(ends, how):
     ends.add(2)
     attackers = [attack(link.address, how) for link in ends.links for _ in range(100)]

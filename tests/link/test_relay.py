@@ -8,7 +8,6 @@ import time
 import pytest
 
 from isthmus.link import Identity, Link, MemberLost, reach, relay, splice
-from isthmus.link.group import Member
 from tests.link.conftest import together
 from tests.link.test_link import exchange_all, nothing, wait_until
 
@@ -169,8 +168,19 @@ def test_registrations_are_renewed_and_silent_ones_end(ends, soon):
     connection = middle._relay._registered[link.id]
     time.sleep(0.8)
     assert middle._relay._registered[link.id] is connection  # heartbeats keep it
-    link._reach._registrations._live[Member(0, "", middle.address, "")].tell = lambda: None  # it sends no heartbeat
+    next(iter(link._reach._registrations._live.values())).tell = lambda: None  # it sends no heartbeat
     wait_until(lambda: middle._relay._registered.get(link.id) not in (None, connection))
+
+
+def test_a_relay_that_does_not_answer_is_named_once(ends, caplog):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+    ends.add(1, via=address)
+    time.sleep(1.0)
+    said = [
+        line for line in caplog.messages if line.startswith(f"the relay at 127.0.0.1, port {address[1]}, cannot be")
+    ]
+    assert len(said) == 1
 
 
 def is_closed(connection):

@@ -16,6 +16,7 @@ from isthmus.link.relay import Relay
 REGISTER = "register"  # the service of a link where others register
 _FIRST_TURN_SECONDS, _LONGEST_TURN_SECONDS = 1.0, 8.0  # of the direct way, and of the others
 _PAUSE_SECONDS = 0.2
+_CALL_BACK_SECONDS = 2.0  # for who has registered here to come
 
 
 class Reach:
@@ -113,7 +114,7 @@ class Reach:
     def _call_back(self, member: Member, deadline: float) -> tuple[socket.socket, float] | None:
         """Have a member come that has registered here."""
         begin = time.monotonic()
-        connection = self._relay.call_back(member.id, min(HANDSHAKE_SECONDS, deadline - begin))
+        connection = self._relay.call_back(member.id, min(_CALL_BACK_SECONDS, deadline - begin))
         return None if connection is None else (connection, (time.monotonic() - begin) / 2)  # it takes two round trips
 
     def _ask_until(self, member: Member, deadline: float) -> tuple[socket.socket, float] | None:
@@ -138,4 +139,8 @@ class Reach:
         """Return where this link registers to reach members, and to be reached by them."""
         places = {Member(0, "", member.address, member.fingerprint, member.id) for member in members}
         addresses = {member.via for member in members} | {self._via}
-        return places | {Member(0, "", address, "") for address in addresses if address is not None}
+        return places | {
+            Member(0, f"the relay at {address[0]}, port {address[1]},", address, "")
+            for address in addresses
+            if address is not None
+        }

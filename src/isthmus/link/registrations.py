@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 import ssl
@@ -12,9 +13,11 @@ from contextlib import suppress
 from typing import Any
 
 from isthmus.link.control import Control
+from isthmus.link.greeting import keep_alive
 from isthmus.link.group import Member
 from isthmus.link.relay import ANSWER, CALL, SPLICED, TOKEN_BYTES
 
+_LOGGER = logging.getLogger(__name__)
 _ANSWER_SECONDS = 5.0  # to connect where this link is told to come, or may come
 _MAX_ANSWERING = 64  # connections on which this link is on its way
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 30.0  # before trying again to register
@@ -109,25 +112,33 @@ class Registrations:
 
     def _keep(self, relay: Member, ended: threading.Event) -> None:
         """Register, again and again, until that is not wanted any more."""
-        pause_seconds = 0.0
+        pause_seconds, is_named = 0.0, False
         while not ended.wait(pause_seconds):
             pause_seconds = min(_LONGEST_PAUSE_SECONDS, max(_FIRST_PAUSE_SECONDS, 2 * pause_seconds))
-            with suppress(OSError, ValueError), self._connect(relay) as connection:
-                control = Control(connection, self._beat_seconds, self._patience_seconds)
-                control.tell(id=self._own_id)
-                with self._changed:
-                    if ended.is_set():
-                        return
-                    self._live[relay] = control
-                    self._changed.notify_all()
-                pause_seconds = _FIRST_PAUSE_SECONDS
-                try:
-                    for message in control.messages():
-                        self._hear(relay, message)
-                finally:
-                    with self._changed:
-                        if self._live.get(relay) is control:
-                            del self._live[relay]
+            try:
+                with self._connect(relay) as connection:
+                    pause_seconds, is_named = _FIRST_PAUSE_SECONDS, False
+                    self._stay(relay, Control(connection, self._beat_seconds, self._patience_seconds), ended)
+            except (OSError, ValueError) as error:
+                if relay.name and not is_named and not ended.is_set():
+                    _LOGGER.warning("%s cannot be used now, and is tried again: %s", relay.name, error)
+                is_named = True
+
+    def _stay(self, relay: Member, control: Control, ended: threading.Event) -> None:
+        """Be registered for as long as the connection lives."""
+        control.tell(id=self._own_id)
+        with self._changed:
+            if ended.is_set():
+                return
+            self._live[relay] = control
+            self._changed.notify_all()
+        try:
+            for message in control.messages():
+                self._hear(relay, message)
+        finally:
+            with self._changed:
+                if self._live.get(relay) is control:
+                    del self._live[relay]
 
     def _hear(self, relay: Member, message: dict[str, Any]) -> None:
         match message:
@@ -153,6 +164,7 @@ class Registrations:
 def _connect_raw(address: tuple[str, int], preface: bytes) -> socket.socket:
     connection = socket.create_connection(address, _ANSWER_SECONDS)
     try:
+        keep_alive(connection)
         connection.sendall(preface)
     except BaseException:
         connection.close()

@@ -14,6 +14,7 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _BUFFER_BYTES = 1 << 18
 _HALF_OPEN_SECONDS = 10.0  # after which a pair ends of which one end has ended
 _LOOK_SECONDS = 0.2
+_MANY = 1 << 16  # descriptors, where there is no limit
 
 
 class _End:
@@ -44,7 +45,8 @@ class Splices:
     """
 
     def __init__(self) -> None:
-        self._max_pairs = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._max_pairs = (_MANY if descriptors == resource.RLIM_INFINITY else descriptors) // 4
         self._lock = threading.Lock()
         self._ends: dict[_End, float] = {}  # and when, at the latest, those end whose other end has
         self._selector = selectors.DefaultSelector()
