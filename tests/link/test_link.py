@@ -15,6 +15,7 @@ import pytest
 from isthmus.core import UserError
 from isthmus.link import Identity, Link, Member, MemberLost, handshake
 from isthmus.link.lane import CHUNK_BYTES, DATA, HELLO, Frame, Lane
+from isthmus.link.relay import ANSWER, CALL, TOKEN_BYTES
 from tests.link.conftest import together
 
 SIZES = (0, 1, 9, 4096, 4097, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 7)
