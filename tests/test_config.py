@@ -13,6 +13,7 @@ from isthmus.compress.quantize import Quantize
 from isthmus.compress.topk import TopK
 from isthmus.config import DEFAULTS, OUTER_OPTIMIZERS, dump, flat, parse
 from isthmus.core import Registry, UserError
+from isthmus.outer import Rollback
 from isthmus.recipes import RECIPES, load_config
 from isthmus.spec import build, complete, convert, describe, factory
 
@@ -124,6 +125,8 @@ def test_a_compressor_where_a_compressor_belongs():
         ("outer.guard.factor=5", "outer.guard.factor: unknown key, known: max_norm_factor"),
         ("outer.aggregation=medain", "unknown aggregation 'medain': did you mean 'median'?"),
         ("outer.aggregation={type: trimmed_mean, trim: -2}", "trimmed_mean: trim -2 must not be negative"),
+        ("outer.rollback.max_loss_factor=1", "rollback: max_loss_factor 1.0 must be above 1"),
+        ("outer.rollback=true", "outer.rollback: expected {max_loss_factor: ..., ...}, got True"),
         ("outer.recipe=dilocco", "unknown recipe 'dilocco': did you mean 'diloco'?"),
         ("outer.split=halves", "unknown split 'halves'"),
         ("outer.optimizer.momentum=0", "outer.optimizer: Nesterov momentum requires a momentum and zero dampening"),
@@ -209,3 +212,9 @@ def test_convert_names_the_path():
 
 def test_flat_joins_keys_with_dots():
     assert flat({"a": {"b": {"c": 1}, "d": [2]}, "e": None}) == {"a.b.c": 1, "a.d": [2], "e": None}
+
+
+def test_a_rollback_needs_evaluations():
+    assert load_config(None, ["outer.rollback={}"]).outer.rollback == Rollback(max_loss_factor=1.5, max_rollbacks=3)
+    with pytest.raises(UserError, match="outer.rollback goes by evaluations: set train.eval_every above 0"):
+        load_config(None, ["outer.rollback={}", "train.eval_every=0"])

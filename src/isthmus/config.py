@@ -26,7 +26,7 @@ from isthmus.data import DATA, current_spec
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES
 from isthmus.models import MODELS
 from isthmus.models.published_sizes import with_size
-from isthmus.outer import MERGES, Guard, Offload
+from isthmus.outer import MERGES, Guard, Offload, Rollback
 from isthmus.parallel import ParallelDims
 from isthmus.spec import Spec, build, complete, convert, factory, read_arguments, sentence
 from isthmus.transport import TRANSPORTS
@@ -145,6 +145,8 @@ class OuterConfig(Section):
     split: Annotated[str, AfterValidator(_known_split)] = "whole"
     hash_every: NonNegativeInt = 10  # rounds between two comparisons of a fragment's hash
     guard: Annotated[Guard, _plain(Guard, "outer.guard", "max_norm_factor")] = Guard()  # who is left out of a sync
+    # when all workers go back to the anchors of the last good evaluation; None: never
+    rollback: Annotated[Rollback, _plain(Rollback, "outer.rollback", "max_loss_factor")] | None = None
     # where outer state stays between syncs; None: on the model's device
     offload: Annotated[str | None, AfterValidator(lambda name: Offload(name).device)] = None
 
@@ -194,6 +196,12 @@ class RunConfig(Section):
     train: TrainConfig
     mesh: Annotated[ParallelDims, _plain(ParallelDims, "mesh", "shard")] = ParallelDims()  # of the ranks of a worker
     track: TrackConfig = TrackConfig()
+
+    @model_validator(mode="after")
+    def _rollback_fits(self) -> Self:
+        if self.outer.rollback is not None and not self.train.eval_every:
+            raise UserError("outer.rollback goes by evaluations: set train.eval_every above 0")
+        return self
 
     @model_validator(mode="after")
     def _mesh_fits(self) -> Self:

@@ -28,7 +28,7 @@ from isthmus.compress.quantize import Quantize
 from isthmus.compress.robust import TrimmedMean
 from isthmus.compress.topk import TopK
 from isthmus.core import SyncSchedule, UserError
-from isthmus.outer import KeepProgress
+from isthmus.outer import KeepProgress, Rollback
 from isthmus.recipes import RECIPES, Recipe
 from isthmus.transport.elastic.transport import ElasticTransport
 from isthmus.transport.local import Local, LocalWorld, run_workers
@@ -113,6 +113,7 @@ def test_every_part_of_a_recipe_can_be_overridden() -> None:
         split="balanced",
         hash_every=3,
         guard={"max_norm_factor": None},
+        rollback={},
         offload="cpu",
     )
     assert loop.state.schedule.planned == SyncSchedule(12, 3, 2, 4, 2)
@@ -122,6 +123,7 @@ def test_every_part_of_a_recipe_can_be_overridden() -> None:
     assert loop.state.outer_optimizer.param_groups[0]["lr"] == 0.25
     assert loop.exchange.hash_every == 3
     assert loop.exchange.guard.max_norm_factor is None
+    assert loop.state.rollbacks.rollback == Rollback()
     assert loop.state.offload.device == "cpu"
     loop.close()
 

@@ -67,6 +67,7 @@ def test_parts_become_one_summary():
         shared |= {"num_parameters": 5, "num_syncs": 3, "config_hash": "c", "anchor_hash": f"hash {worker}"}
         evaluated = {"eval_loss": None if worker else 1.0, "evaluation": None if worker else {"loss": 1.0}}
         each = dict.fromkeys(("sent_bytes", "received_bytes", "refused_syncs", "skipped_steps", "num_restarts"), worker)
+        each["num_rollbacks"] = worker
         each |= dict.fromkeys(("train_seconds", "compute_seconds", "sync_seconds", "hidden_seconds"), 0.5)
         return {"worker": worker} | shared | evaluated | each
 

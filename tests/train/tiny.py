@@ -1,5 +1,6 @@
 """A model that needs no transformers, for processes that must start quickly."""
 
+import os
 import time
 from pathlib import Path
 
@@ -32,4 +33,20 @@ class Paced(Bigram):
     def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         if not self.go.exists():
             time.sleep(self.seconds)
+        return super().forward(batch)
+
+
+class Explosive(Bigram):
+    """On worker 1 its weights grow a thousandfold at some training steps, counted from 1."""
+
+    def __init__(self, hidden_size: int, at: list[int]) -> None:
+        super().__init__(hidden_size)
+        self.at, self.steps = at, 0
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        self.steps += self.training
+        if self.training and self.steps in self.at and os.environ.get("RANK") == "1":
+            with torch.no_grad():
+                for param in self.parameters():
+                    param *= 1000.0
         return super().forward(batch)

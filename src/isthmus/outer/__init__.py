@@ -7,6 +7,7 @@ from isthmus.outer.guard import Guard
 from isthmus.outer.loop import OuterLoop
 from isthmus.outer.merge import Eager, KeepProgress, Merge, Mix, Replace
 from isthmus.outer.offload import Offload
+from isthmus.outer.rollback import Rollback
 from isthmus.outer.state import OuterState
 
 MERGES = Registry(
@@ -31,6 +32,7 @@ __all__ = [
     "OuterLoop",
     "OuterState",
     "Replace",
+    "Rollback",
     "anchored",
     "fingerprint",
     "with_present_names",

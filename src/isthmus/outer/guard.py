@@ -34,6 +34,7 @@ class ContributionReport:
     version: int  # committed outer steps of the fragment
     num_elements: int
     layout: int  # hash of all shapes
+    asks_rollback: bool = False  # its evaluation has exploded: all are to go back (`rollback.py`)
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Screened:
     weights: list[float]  # each worker's share, 0 for those left out, summing to 1
     left_out: dict[int, str]  # rank: why
     refusal: str = ""  # why nothing can be averaged at all; empty where it can
+    asking: int | None = None  # rank whose report asks all to go back, so that nothing is averaged
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,14 @@ class Guard:
             raise UserError(f"guard: max_norm_factor {self.max_norm_factor} must be above 1, or null for no norm check")
 
     def screen(
-        self, own: Tensors, num_steps: int, version: int, state: State, peers: Peers, faulty: bool = False
+        self,
+        own: Tensors,
+        num_steps: int,
+        version: int,
+        state: State,
+        peers: Peers,
+        faulty: bool = False,
+        asks_rollback: bool = False,
     ) -> Screened:
         """Exchange reports, and judge them alike on all workers.
 
@@ -78,15 +87,19 @@ class Guard:
                 scales of the last commits there, under "peer_scales".
             peers: before anything is averaged.
             faulty: this worker's message proved bad in an earlier attempt at this sync (`NotFinite`).
+            asks_rollback: this worker's evaluation has exploded.
         """
         state.pop("peer_norms", None)  # which former versions kept, without regard to steps
         history: list[float] = state.get("peer_scales", [])
-        report = _report(own, num_steps, version, history)
+        report = replace(_report(own, num_steps, version, history), asks_rollback=asks_rollback)
         of_ranks = _exchange(replace(report, scale=math.nan) if faulty else report, peers.worker_group.all_gather)
         reports = _exchange(of_worker(of_ranks), peers.all_gather)
         mismatched = _mismatched_layouts(reports)
         if mismatched:
             return Screened(own, peers.weights, {}, mismatched)
+        asking = next((rank for rank, report in enumerate(reports) if report.asks_rollback), None)
+        if asking is not None:
+            return Screened(own, peers.weights, {}, asking=asking)
         left_out = judge(reports, peers.weights, self.max_norm_factor or math.inf)
         if peers.rank in left_out:
             own = [torch.zeros_like(tensor) for tensor in own]
@@ -131,6 +144,7 @@ def of_worker(of_ranks: list[ContributionReport]) -> ContributionReport:
         version=of_ranks[0].version if len({report.version for report in of_ranks}) == 1 else _NO_VERSION,
         num_elements=sum(report.num_elements for report in of_ranks),
         layout=_hash(str([report.layout for report in of_ranks])),
+        asks_rollback=any(report.asks_rollback for report in of_ranks),
     )
 
 
@@ -155,8 +169,13 @@ def _hash(text: str) -> int:
 def _exchange(report: ContributionReport, gather: Callable[[Tensors], list[Tensors]]) -> list[ContributionReport]:
     """Return everybody's report in rank order."""
     floats = torch.tensor([report.scale, report.typical], dtype=torch.float64)
-    integers = torch.tensor([report.version, report.num_elements, report.layout])
-    return [ContributionReport(*f.tolist(), *i.tolist()) for f, i in gather([floats, integers])]
+    integers = torch.tensor([2 * report.version + report.asks_rollback, report.num_elements, report.layout])
+    return [_read_report(*f.tolist(), *i.tolist()) for f, i in gather([floats, integers])]
+
+
+def _read_report(scale: float, typical: float, version: int, num_elements: int, layout: int) -> ContributionReport:
+    """Return the report that came; the last bit of its version says whether it asks for a rollback."""
+    return ContributionReport(scale, typical, version // 2, num_elements, layout, bool(version % 2))
 
 
 def _mismatched_layouts(reports: list[ContributionReport]) -> str:

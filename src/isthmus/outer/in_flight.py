@@ -11,6 +11,12 @@ import torch
 from isthmus.core import Fragment, State, SyncReport, Tensors
 from isthmus.core.streams import hand_over
 from isthmus.outer.offload import Offload
+from isthmus.outer.rollback import Named, Offer
+
+_SAVED = (
+    *("fragment", "pseudo_gradient", "params_reset", "proposal", "buffers", "num_steps"),
+    *("asks_rollback", "void", "outer_step"),
+)
 
 
 @dataclass
@@ -23,8 +29,11 @@ class Sync:
     proposal: Any = None  # of this worker's replicated state, made at the capture; None where the sync does not move it
     buffers: Tensors = field(default_factory=list)  # float32 copies of the buffers that are averaged
     num_steps: int = 0  # inner steps in the pseudo-gradient
+    asks_rollback: bool = False  # this worker's evaluation had exploded when it was sent
+    void: bool = False  # captured before a rollback: nothing of it counts
     excluded: bool = False  # the guard left this worker's contribution out, and nothing of it is kept
     outer_step: int = -1  # number of the sync, given when it is sent
+    offer: Offer | None = None  # what this worker brings to a rollback; None where runs never go back
     outcome: Future[Outcome] | None = field(default=None, repr=False)  # what the communication thread brings back
     waited_seconds: float = 0.0  # how long the training thread waited for the outcome
     has_peers: bool = False  # a quorum was formed, and the collectives are not done yet
@@ -48,6 +57,10 @@ class Sync:
         """Whether the outcome is there."""
         return self.outcome is not None and self.outcome.done()
 
+    def state_dict(self) -> State:
+        """Return what a checkpoint holds of it: it is sent again when the run goes on."""
+        return {name: getattr(self, name) for name in _SAVED}
+
     def shared(self, elastic_state: State, message_fraction: float) -> State:
         """Return what a worker that joins may know of this sync; undecided ones have the last `message_fraction`."""
         outcome = self.result if self.arrived else None
@@ -58,6 +71,8 @@ class Sync:
             "arrived": outcome is not None,
             "mean": outcome.mean if outcome else [],
             "buffers": outcome.buffers if outcome else [],
+            "restored": outcome.restored if outcome else {},
+            "void": self.void,
             "message_fraction": outcome.report.message_fraction if outcome else message_fraction,
         }
 
@@ -66,10 +81,11 @@ class Sync:
         """Return a sync of the others, to which this worker gave nothing; sent again unless it has arrived."""
         nothing = [torch.zeros_like(param, dtype=torch.float32) for param in fragment.params]
         number, buffers = state["outer_step"], averaged_buffers(fragment)
-        sync = cls(state["fragment"], nothing, False, buffers=buffers, outer_step=number)
+        sync = cls(state["fragment"], nothing, False, buffers=buffers, void=state["void"], outer_step=number)
         if state["arrived"]:
             outcome = without_contribution(fragment, state["mean"], state["elastic"], number, state["message_fraction"])
             outcome.end, outcome.buffers, sync.outcome = now, state["buffers"], Future()
+            outcome.restored = state["restored"]
             sync.outcome.set_result(outcome)
         return sync
 
@@ -79,7 +95,7 @@ class Outcome:
     """The result of a sync, as the communication thread brings it back."""
 
     report: SyncReport  # what the sync did
-    mean: Tensors  # mean pseudo-gradient; empty when the sync was refused
+    mean: Tensors  # mean pseudo-gradient; empty when the sync was refused, or all go back
     # this worker's pseudo-gradient as the others decoded it; uncompressed where the merge does not ask
     message: Tensors
     compressor_state: State  # the compressor's memory after this sync
@@ -92,6 +108,7 @@ class Outcome:
     relative_speed: float = 1.0  # this worker's share of the fastest worker's speed, in (0, 1]
     final: bool = False  # trying again is useless
     buffers: Tensors = field(default_factory=list)  # means of the buffers that are averaged
+    restored: Named = field(default_factory=dict)  # what all go back to; empty where they do not
 
 
 def without_contribution(

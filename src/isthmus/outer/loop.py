@@ -1,5 +1,6 @@
 """The outer loop: when the syncs of a run begin, arrive and finish."""
 
+import logging
 from functools import partial
 
 import torch
@@ -13,9 +14,12 @@ from isthmus.outer.guard import Guard
 from isthmus.outer.in_flight import Sync
 from isthmus.outer.merge import Merge, Replace, check_parts
 from isthmus.outer.offload import Offload
+from isthmus.outer.rollback import Rollback
 from isthmus.outer.state import OuterOptimizer, OuterState
 from isthmus.outer.sync import Exchange
 from isthmus.transport.base import Behind, Transport
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class OuterLoop:
@@ -35,6 +39,7 @@ class OuterLoop:
         steps: of the whole run, which a slow worker, whose inner steps count more, must not overshoot.
         guard: what a contribution must be like not to be left out.
         offload: where outer state stays between syncs.
+        rollback: when all go back to the last good anchors; None: never.
 
     Raises:
         Drift: anchors that must be equal are not, as when workers start from different weights.
@@ -53,9 +58,10 @@ class OuterLoop:
         steps: int | None = None,
         guard: Guard = Guard(),  # noqa: B008 (a frozen value)
         offload: Offload = Offload(),  # noqa: B008 (a frozen value)
+        rollback: Rollback | None = None,
     ) -> None:
         check_parts(fragments, schedule, compressor, transport, merge)
-        self.state = OuterState(fragments, schedule, outer_optimizer, merge, offload, transport.elastic)
+        self.state = OuterState(fragments, schedule, outer_optimizer, merge, offload, transport.elastic, rollback)
         self.transport, self.steps = transport, steps
         self.exchange = Exchange(compressor, transport, guard, merge, hash_every, len(fragments), offload)
         self.local_steps = DynamicLocalSteps(schedule.local_steps)
@@ -105,6 +111,16 @@ class OuterLoop:
         if state.phase == "finished" and all(report.committed for report in reports):
             adopt_anchors(state.fragments)
         return reports
+
+    @torch.no_grad()
+    def note_evaluation(self, loss: float) -> None:
+        """Judge the loss of the present anchors: where it has exploded, all workers go back with the next sync.
+
+        For runs with a `rollback`. One and the same worker makes this call, all of its ranks with the same loss.
+        """
+        line = self.state.rollbacks.note_evaluation(loss, self.state.inner_steps)
+        if line and self.transport.worker_group.rank == 0:
+            _LOGGER.warning(line)
 
     def close(self) -> None:
         """Let go of the peers, once what is in flight has arrived, and of the communication thread."""
@@ -169,9 +185,11 @@ class OuterLoop:
         """Hand syncs to the communication thread; those that are new get their number."""
         for sync in syncs:
             if sync.outer_step < 0:
-                sync.outer_step = self.state.outer_steps
+                asked = any(other.asks_rollback for other in self.state.in_flight.values())
+                sync.outer_step, sync.asks_rollback = self.state.outer_steps, self.state.rollbacks.wanted and not asked
                 self.state.outer_steps += 1
             fragment = self.state.fragments[sync.fragment]
+            sync.offer = self.state.rollbacks.offer(sync.asks_rollback)
             job = partial(self.exchange.run, sync, fragment, fragment.state, self.transport.now())
             sync.outcome = self._thread.submit(job)
             self.state.in_flight[sync.fragment] = sync

@@ -1,7 +1,6 @@
 """The outer state: all that the method remembers, in one object with one state dict."""
 
 import copy
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -26,6 +25,8 @@ from isthmus.outer.in_flight import (
 from isthmus.outer.merge import Merge
 from isthmus.outer.offload import Offload
 from isthmus.outer.outer_step import OuterStep
+from isthmus.outer.rollback import Named, Rollback, Rollbacks
+from isthmus.outer.shared_view import shared_view
 from isthmus.transport.base import ElasticPart, ReplicatedState, TransportError
 
 Phase = Literal["training", "finishing", "averaging", "finished"]
@@ -33,9 +34,8 @@ OuterOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 _POLL_SECONDS = 0.01
 _PATIENCE_SECONDS = 1.0  # a sync that finds no peers for so long may wait for the very worker that asks for the state
-_MAX_COPIES = 6  # anchors, outer optimizer, means in flight: what a snapshot may hold of a model
+_MAX_COPIES = 9  # anchors and outer optimizer, twice in a rollback, means in flight: what a snapshot may hold
 _MAX_OTHER_BYTES = 2**26
-_SAVED_OF_SYNC = ("fragment", "pseudo_gradient", "params_reset", "proposal", "buffers", "num_steps", "outer_step")
 
 
 class OuterState:
@@ -60,10 +60,12 @@ class OuterState:
         merge: Merge,
         offload: Offload,
         elastic: ElasticPart | None = None,
+        rollback: Rollback | None = None,
     ) -> None:
         self.fragments, self.merge, self.offload, self.elastic = fragments, merge, offload, elastic
         self.schedule = AdaptiveSchedule(schedule)
         self.outer_optimizer = outer_optimizer(anchors(fragments))
+        self.rollbacks = Rollbacks(rollback, fragments, self.outer_optimizer)
         self._outer_step = OuterStep(merge, self.outer_optimizer, offload)
         for fragment in fragments:
             offload.put_fragment(fragment, self.outer_optimizer)
@@ -126,7 +128,11 @@ class OuterState:
         self.elastic_state = outcome.elastic_state
         if index == len(self.fragments) - 1:
             self.apply_proposals()
-        if sync is None or outcome.report.committed:
+        if sync is not None and sync.void:
+            return
+        if outcome.restored:
+            self._go_back(outcome.restored, captured)
+        elif sync is None or outcome.report.committed:
             self.schedule.message_fraction = outcome.report.message_fraction
             plain, closing = self.is_plain, self.phase == "finishing"
             self._outer_step.take(self.fragments[index], sync, outcome, newer, plain, closing)
@@ -136,6 +142,8 @@ class OuterState:
             for pending in (*self.in_flight.values(), *captured):
                 pending.params_reset = True
             self._forget_progress()
+            if self._replicated_state:
+                self._replicated_state.roll_back()
 
     def count_inner_step(self) -> None:
         """Count one inner step of this worker in all fragments."""
@@ -166,13 +174,15 @@ class OuterState:
                 }
                 for fragment in self.fragments
             ],
-            "in_flight": [{name: getattr(sync, name) for name in _SAVED_OF_SYNC} for sync in self.in_order()],
+            "in_flight": [sync.state_dict() for sync in self.in_order()],
+            **self.rollbacks.state_dict(),
         }
 
     def load_state_dict(self, state_dict: State) -> list[Sync]:
         """Become what was saved; returns the syncs that were in flight, which have to be sent again."""
         state = with_present_names(state_dict)
         self._load_shared(state)
+        self.rollbacks.load_own(state)
         self.in_flight = {}
         for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
             fragment.state, fragment.num_steps = copy_dicts(saved["state"]), saved.get("num_steps", 0)
@@ -202,7 +212,7 @@ class OuterState:
                 patient = time.monotonic() < begin + _PATIENCE_SECONDS
                 have_peers = any(sync.has_peers for sync in undecided)
                 if not (undecided or about_to_finish) or not (have_peers or patient):
-                    return copy.deepcopy(self._shared_view())
+                    return copy.deepcopy(shared_view(self.state_dict(), self.phase, self.fragments, self.in_order()))
             time.sleep(_POLL_SECONDS)
         raise TransportError(f"a sync was not decided within {wait_seconds:g} s: the state cannot be given away yet")
 
@@ -217,6 +227,8 @@ class OuterState:
         self.elastic.load_state_dict(shared["elastic_decided"])
         contributed = any(self.elastic.contributed_to(sync.outer_step) for sync in self.in_flight.values())
         keeps = self._replicated_state is None or self._replicated_state.reconcile(contributed)
+        if shared.get("num_rollbacks", 0) != self.rollbacks.number:  # progress from anchors that all have given up
+            keeps = False
         progress = [
             self.offload.put(self._progress(index, self.elastic) if keeps else zeros(fragment))
             for index, fragment in enumerate(self.fragments)
@@ -233,13 +245,18 @@ class OuterState:
         self.in_flight = {sync.fragment: sync for sync in syncs if sync.arrived}
         return [sync for sync in syncs if not sync.arrived]
 
+    def _go_back(self, restored: Named, captured: list[Sync]) -> None:
+        """Go back to the last good anchors; the samples read since then are not read again."""
+        self.rollbacks.go_back(restored)
+        for pending in (*self.in_flight.values(), *captured):
+            pending.void = pending.params_reset = True
+        self._forget_progress()
+
     def _forget_progress(self) -> None:
-        """Go on from the anchors, as if this worker had not trained since; its samples go back to the pool."""
+        """Go on from the anchors, as if this worker had not trained since."""
         adopt_anchors(self.fragments)
         for fragment in self.fragments:
             fragment.num_steps = 0
-        if self._replicated_state:
-            self._replicated_state.roll_back()
 
     def _load_shared(self, state: State) -> None:
         """Load what the state dict of a worker and the shared state have in common."""
@@ -247,31 +264,17 @@ class OuterState:
         self.schedule.load_state_dict(state["schedule"])
         self.outer_optimizer.load_state_dict(state["outer_optimizer"])
         self.elastic_state = state["elastic"]
+        self.rollbacks.load_shared(state)
         for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
             fragment.version = saved["version"]
             for anchor, value in zip(fragment.anchor, saved["anchor"], strict=True):
                 anchor.copy_(value)
 
-    def _shared_view(self) -> State:
-        """The state dict without what is this worker's own, and with what has been decided of the syncs in flight."""
-        own, decided = self.state_dict(), self.elastic_state
-        in_flight = list[State]()
-        for sync in self.in_order():
-            decided = sync.result.elastic_state if sync.arrived else decided
-            in_flight.append(sync.shared(decided, self.schedule.message_fraction))
-        fragments = [
-            {"anchor": saved["anchor"], "version": saved["version"], "buffers": fragment.shared_buffers}
-            for fragment, saved in zip(self.fragments, own["fragments"], strict=True)
-        ]
-        # "elastic" is as of the last finished sync, which is in the anchors
-        shared = {"phase": self.phase, "fragments": fragments, "in_flight": in_flight, "elastic_decided": decided}
-        return own | shared | {"consistency": _consistency(own | shared)}
-
     def _progress(self, index: int, elastic: ElasticPart) -> Tensors:
         """Return, as a pseudo-gradient, what this worker did to a fragment and the others' state does not hold."""
         fragment, sync = self.fragments[index], self.in_flight.get(index)
         own = pseudo_gradient(fragment, self.offload)
-        if sync is None:
+        if sync is None or sync.void:
             return own
         contributed = elastic.contributed_to(sync.outer_step)
         if contributed and sync.outcome is not None:
@@ -285,12 +288,3 @@ class OuterState:
     def in_order(self) -> list[Sync]:
         """Return the syncs in flight in the order in which they were sent."""
         return sorted(self.in_flight.values(), key=lambda sync: sync.outer_step)
-
-
-def _consistency(shared: State) -> str:
-    """Return what is equal in the shared states of a worker's ranks if they belong together."""
-    counters = [shared[name] for name in ("phase", "outer_steps", "schedule")]
-    versions = [fragment["version"] for fragment in shared["fragments"]]
-    chains = [shared[name].get("chain") for name in ("elastic", "elastic_decided")]
-    syncs = [[s["fragment"], s["outer_step"], s["arrived"], bool(s["mean"])] for s in shared["in_flight"]]
-    return json.dumps([*counters, versions, chains, syncs])

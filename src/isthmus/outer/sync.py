@@ -13,6 +13,7 @@ from isthmus.outer.guard import Guard
 from isthmus.outer.in_flight import Outcome, Sync, copy_dicts
 from isthmus.outer.merge import Merge
 from isthmus.outer.offload import Offload
+from isthmus.outer.rollback import Named
 from isthmus.transport.base import Behind, Drift, Leaving, PeerLost, RankLost, Transport, TransportError
 
 _MAX_ATTEMPTS = 4  # with those who are left, before a sync in an elastic world counts as refused
@@ -27,6 +28,7 @@ class _Average:
     mean: Tensors = field(default_factory=list)
     residual: Tensors = field(default_factory=list)
     buffers: Tensors = field(default_factory=list)
+    restored: Named = field(default_factory=dict)
     left_out: dict[int, str] = field(default_factory=dict)
     reason: str = ""  # why this worker votes no
     norm: float = math.nan
@@ -111,17 +113,20 @@ class Exchange:
         mean, buffers = (average.mean, average.buffers) if committed else ([], [])
         weight = peers.weights[peers.rank]
         outcome = Outcome(report, mean, message, state, weight, end, undecided=undecided, buffers=buffers)
+        outcome.restored = average.restored if committed else {}
         return self._with_elastic_state(outcome)
 
     def _average(self, sync: Sync, fragment: Fragment, state: State, peers: Peers) -> _Average:
         """Screen everybody's contributions, then average what is left of them."""
         average, faulty = _Average(sync.pseudo_gradient), list[int]()
         try:
-            steps, version = sync.num_steps, fragment.version
-            screened = self.guard.screen(average.local, steps, version, state, peers, faulty=sync.excluded)
+            own, asks = (average.local, sync.num_steps, fragment.version), sync.offer is not None and sync.offer.asks
+            screened = self.guard.screen(*own, state, peers, faulty=sync.excluded, asks_rollback=asks)
             peers.weights, average.local = screened.weights, screened.own
             average.left_out, average.reason = screened.left_out, screened.refusal
-            if not average.reason:
+            if screened.asking is not None and sync.offer is not None:
+                average.restored = sync.offer.restore(screened.asking, peers)
+            elif not average.reason:
                 average.mean, average.residual = self.compressor.average(average.local, state, peers)
                 average.buffers = peers.all_reduce_mean(sync.buffers) if sync.buffers else []
         except NotFinite as error:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass, replace
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from pydantic import PositiveInt
 from torch import nn
@@ -12,7 +12,7 @@ from isthmus.compress import AGGREGATIONS, COMPRESSORS, Compressor
 from isthmus.config import OUTER_OPTIMIZERS, try_optimizer, with_aggregation
 from isthmus.core import Registry, State, UserError, nearest
 from isthmus.core.imports import own_code
-from isthmus.outer import MERGES, Guard, Merge, Offload, OuterLoop
+from isthmus.outer import MERGES, Guard, Merge, Offload, OuterLoop, Rollback
 from isthmus.outer.state import OuterOptimizer
 from isthmus.recipes.base import Plan, Recipe, make_recipe
 from isthmus.recipes.wrapping import refuse_shared_gradients, refuse_wrapping_later
@@ -20,6 +20,8 @@ from isthmus.spec import Spec, build, complete, convert, factory, read_arguments
 from isthmus.transport import TRANSPORTS, Drift, Transport
 from isthmus.transport.peers import name_workers
 from isthmus.transport.rendezvous import find_world
+
+Value = TypeVar("Value")
 
 
 class Overrides(TypedDict, total=False):
@@ -43,6 +45,9 @@ class Overrides(TypedDict, total=False):
     # whose pseudo-gradient is left out: `Guard(max_norm_factor=20)`, or the same as {"max_norm_factor": 20}; None in
     # the place of the number: however long it is
     guard: Guard | Mapping[str, Any]
+    # `Rollback(max_loss_factor=2)`, or the same as a mapping: whenever `outer_loop.note_evaluation(loss)`, which one
+    # worker calls, finds a loss so many times the best, all go back to the last good anchors; None: never
+    rollback: Rollback | Mapping[str, Any] | None
     offload: str | None  # "cpu" keeps anchors and other outer state in CPU memory between syncs
 
 
@@ -94,13 +99,12 @@ def attach(
         kind.limits.elastic,
     )
     method = _override(make_recipe(recipe, plan), overrides)
-    guard = _guard(overrides.get("guard"))
+    options = _options(plan, overrides)
     if spec is not None:
-        shared_config = _shared_config(method, plan, state_dict) | {"guard": str(guard)}
+        shared_config = _shared_config(method, plan, state_dict)
+        shared_config |= {name: str(options[name]) for name in ("guard", "rollback")}
         given = {"shared_config": shared_config, "expected_workers": num_workers, "ranks_per_worker": ranks_per_worker}
         kind = build(TRANSPORTS, spec, **given)
-    options: dict[str, Any] = {"steps": plan.steps if plan.elastic else None, "guard": guard}
-    options["hash_every"] = overrides.get("hash_every", 10)
     try:
         loop = method.outer_loop(model, kind, Offload(overrides.get("offload")), state_dict, **options)
     except Drift as drift:
@@ -163,13 +167,23 @@ def _override(recipe: Recipe, overrides: Overrides) -> Recipe:
     return replace(recipe, schedule=recipe.schedule and replace(recipe.schedule, **steps), **parts)
 
 
-def _guard(given: Any) -> Guard:
-    """Return the guard that is given as a value, or as what stands in a configuration file."""
-    if given is None or isinstance(given, Guard):
-        return given or Guard()
+def _options(plan: Plan, overrides: Overrides) -> dict[str, Any]:
+    """Return the arguments of the outer loop that are no parts of a recipe."""
+    return {
+        "steps": plan.steps if plan.elastic else None,
+        "hash_every": overrides.get("hash_every", 10),
+        "guard": _value(Guard, "guard", overrides.get("guard")) or Guard(),
+        "rollback": _value(Rollback, "rollback", overrides.get("rollback")),
+    }
+
+
+def _value(kind: type[Value], name: str, given: Any) -> Value | None:
+    """Return a part that is given as a value, or as what stands in a configuration file; None where none is given."""
+    if given is None or isinstance(given, kind):
+        return given
     if not isinstance(given, Mapping):
-        raise UserError(f"guard: expected {{max_norm_factor: ...}} or an instance of Guard, got {given!r}")
-    return Guard(**read_arguments(Guard, given, "guard"))
+        raise UserError(f"{name}: expected a mapping or an instance of {kind.__name__}, got {given!r}")
+    return kind(**read_arguments(kind, given, name))
 
 
 def _component(registry: Registry, protocol: type, given: Any) -> Any:

@@ -20,7 +20,10 @@ from isthmus.transport import TRANSPORTS
 
 ENVIRONMENT_PREFIX = "ISTHMUS_"  # ISTHMUS_OUTER__SCHEDULE__LOCAL_STEPS=50
 # what only an outer loop needs
-_METHOD = ("schedule", "compressor", "aggregation", "merge", "optimizer", "split", "hash_every", "guard", "offload")
+_METHOD = (
+    *("schedule", "compressor", "aggregation", "merge", "optimizer", "split"),
+    *("hash_every", "guard", "rollback", "offload"),
+)
 
 Layer = dict[str, Any]
 

@@ -36,11 +36,8 @@ SERVED_OPTIONS = "SERVED_OPTIONS"  # environment variable of a launcher's worker
 
 # what may differ between workers, with the transport's own private options
 _TRACK = [f"track.{name}" for name in TrackConfig.model_fields]
-_CHANGEABLE = (
-    "outer.transport.",
-    "outer.guard.",
-    "outer.aggregation.",
-)  # of what workers share: by the run that goes on
+# of what workers share: what may be another when a run goes on
+_CHANGEABLE = ("outer.transport.", "outer.guard.", "outer.aggregation.", "outer.rollback")
 _OWN = ("train.run_dir", "inner.micro_batch_size", "outer.offload", "data.max_bad_samples", *_TRACK)
 
 
@@ -152,6 +149,7 @@ def build_outer_loop(config: RunConfig, model: nn.Module, transport: Transport) 
         config.train.steps,
         outer.guard,
         Offload(outer.offload),
+        outer.rollback,
     )
 
 

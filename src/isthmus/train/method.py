@@ -61,6 +61,15 @@ class Method(Protocol):
     def close(self) -> None:
         """Leave the other workers."""
 
+    @property
+    def num_rollbacks(self) -> int:
+        """How often all workers have gone back to their last good anchors."""
+        return 0
+
+    def note_evaluation(self, loss: float) -> None:
+        """Judge the loss that the worker which evaluates has found; all may go back with the next sync."""
+        return
+
     def anchored(self) -> AbstractContextManager[None]:
         """Return a context in which the model holds what `evaluates` names."""
 
@@ -101,6 +110,11 @@ class OuterLoopMethod(OuterLoop, Method):
     @override
     def is_finished(self) -> bool:
         return self.state.phase == "finished"
+
+    @property
+    @override
+    def num_rollbacks(self) -> int:
+        return self.state.rollbacks.number
 
     @property
     @override

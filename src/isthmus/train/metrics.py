@@ -8,6 +8,7 @@ Events of `metrics/worker-k.jsonl`, all counted for this worker alone:
      "hidden_seconds", "num_peers", "norm", "cosine", "message_fraction", "reason"}       bytes, seconds: of this sync
     {"event": "eval", "step", "loss", "of": "anchor"}                             "model" where there is no anchor
     {"event": "fault", "step", "reason"}
+    {"event": "rollback", "step", "number"}    all workers went back to their last good anchors, for the number-th time
     {"event": "restart", "step", "number", "reason"}    this worker died, for the number-th time, and was started again
 """
 
@@ -97,6 +98,7 @@ class Totals:
     skipped_steps: int = 0
     num_syncs: int = 0
     refused_syncs: int = 0
+    num_rollbacks: int = 0  # of the run
     sent_bytes: int = 0
     received_bytes: int = 0
     train_seconds: float = 0.0  # inner and outer steps, without evaluation and checkpoints

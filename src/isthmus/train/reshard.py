@@ -116,7 +116,7 @@ class Resharding:
         first, orders = methods[0], [parts.outer_optimizer for parts in self.there]
         optimizers = [saved["outer_optimizer"] for saved in methods]
         return {
-            **first,
+            **{key: value for key, value in first.items() if key != "last_good"},  # the next evaluation is the first
             "outer_optimizer": self._optimizer(optimizers, orders, outer, self.own.outer_optimizer),
             "fragments": [
                 {

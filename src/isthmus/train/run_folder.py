@@ -25,6 +25,7 @@ _EACH = (
     "sent_bytes",
     "received_bytes",
     "refused_syncs",
+    "num_rollbacks",
     "skipped_steps",
     "num_restarts",
     "train_seconds",

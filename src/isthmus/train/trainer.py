@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from isthmus.config import RunConfig, dump
-from isthmus.core import SyncReport
+from isthmus.core import SyncReport, UserError
 from isthmus.data import DataSet, LeasesExhausted
 from isthmus.inner.micro_batch import find_fastest
 from isthmus.inner.pipelined import PipelinedStep
@@ -109,7 +109,7 @@ class Trainer:
                     else:
                         self._note(self.method.finish())
             self._conclude()
-        except TransportError as error:
+        except (TransportError, UserError) as error:
             self.metrics.write("fault", step=self.steps_done, reason=str(error))
             raise
         finally:
@@ -159,6 +159,11 @@ class Trainer:
             self.metrics.write("sync", step=self.steps_done, **asdict(report))
             self.totals.add(report)
             _LOGGER.debug("step %d finished a sync: %s", self.steps_done, report)
+        if (number := self.method.num_rollbacks) > self.totals.num_rollbacks:
+            self.totals.num_rollbacks = number
+            self.metrics.write("rollback", step=self.steps_done, number=number)
+            if self.process.is_first_rank:
+                _LOGGER.warning("step %d: this worker is back at the last good anchors, as all are", self.steps_done)
         for num_steps in self.method.take_finished_rounds():
             if hasattr(self.model, "after_sync"):  # it computes what it keeps of the anchors
                 with self.method.anchored():
@@ -185,6 +190,8 @@ class Trainer:
         with self.method.anchored():
             self.evaluation = evaluate(self.model, self.validation, self.device, forward, self.process.device_mesh)
         self.metrics.write("eval", step=self.steps_done, **self.evaluation, of=self.method.evaluates)
+        if not self.method.is_finished:
+            self.method.note_evaluation(self.evaluation["loss"])
 
     def _save(self, last: bool = False) -> None:
         """Write a checkpoint. Where that cannot be, training goes on, and the next one is tried when it is due."""
