@@ -13,14 +13,16 @@ from isthmus.transport.link_model import LinkModel
 from isthmus.transport.peers import BufferPeers
 
 Clock = Callable[[], float]
+Pair = tuple[int, int]  # sender and receiver
 PerPair = list[list[float]]  # [sender][receiver]
 _NUM_PINGS = 7
 _FIRST_BYTES, _MOST_BYTES = 1 << 14, 1 << 26
 _TRANSFER_SECONDS, _TRANSFER_ROUND_TRIPS = 1.0, 5  # about which a transfer should take: TCP has to find its pace
-_MOST_SECONDS = 60.0  # about which all transfers together may take
+_MOST_SECONDS = 60.0  # about which all transfers together should take; a round has ten or so
+_UNEVEN = 16  # times as fast as the other one a direction may be, and the first transfer back takes no longer
 _GROWTH = 8.0  # of a transfer over the one before, at most
 _FASTER = 1.25  # than before, for a transfer after which another one is made
-_MOST_LONG = 4  # transfers of a pair in one direction that take as long as wanted
+_LEAST_LONG, _MOST_LONG = 3, 6  # transfers of a pair in one direction that take as long as wanted
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Network:
         )
 
     @property
-    def pairs(self) -> list[tuple[int, int]]:
+    def pairs(self) -> list[Pair]:
         """All senders and receivers."""
         ranks = range(len(self.rate))
         return [(sender, receiver) for sender in ranks for receiver in ranks if sender != receiver]
@@ -64,26 +66,27 @@ def measure(peers: BufferPeers, now: Clock, longest_seconds: float, timer: Clock
     _gather(peers, [0.0])
     clocks = [clock for (clock,) in _gather(peers, [now()])]  # the collective before has ended at about the same moment
     rounds = _tournament(size)
-    seconds = min(_TRANSFER_SECONDS, longest_seconds, _MOST_SECONDS / (4 * len(rounds)))
+    seconds = min(_TRANSFER_SECONDS, longest_seconds, _MOST_SECONDS / (8 * len(rounds)))
     round_trips, one, every = (_none(size) for _ in range(3))
     connections = _gather(peers, [float(peers.connections_to(r)) if r != peers.rank else 0 for r in range(size)])
     for pairs in rounds:
         _ping(peers, pairs, round_trips, timer)
-        for transfers in (dict(pairs), {b: a for a, b in pairs}):
+        first = dict.fromkeys(pairs, _FIRST_BYTES)
+        for _ in ("forth", "back"):
             wanted = {
-                (a, b): min(longest_seconds, max(seconds, _TRANSFER_ROUND_TRIPS * round_trips[a][b]))
-                for a, b in transfers.items()
+                (a, b): min(longest_seconds, max(seconds, _TRANSFER_ROUND_TRIPS * round_trips[a][b])) for a, b in first
             }
-            _measure_rates(peers, wanted, round_trips, None, every, timer)
-            single = {pair: wanted[pair] for pair in wanted if connections[pair[0]][pair[1]] > 1}
-            _measure_rates(peers, single, round_trips, 1, one, timer)
-            for a, b in wanted.keys() - single.keys():
+            sizes = _measure_rates(peers, first, wanted, round_trips, None, every, timer)
+            several = {(a, b): _share(sizes[a, b], connections[a][b]) for a, b in first if connections[a][b] > 1}
+            _measure_rates(peers, several, wanted, round_trips, 1, one, timer)
+            for a, b in first.keys() - several.keys():
                 one[a][b] = every[a][b]
+            first = {(b, a): _share(sizes[a, b], _UNEVEN) for a, b in first}
     ahead = [clock - median_low(clocks) for clock in clocks]
     return Network(ahead, round_trips, connections, one, every)
 
 
-def _ping(peers: BufferPeers, pairs: list[tuple[int, int]], round_trips: PerPair, timer: Clock) -> None:
+def _ping(peers: BufferPeers, pairs: list[Pair], round_trips: PerPair, timer: Clock) -> None:
     """Measure the round trips of pairs, from the first one's side."""
     forth, back = dict.fromkeys(pairs, 1), {(b, a): 1 for a, b in pairs}
     taken = []
@@ -99,18 +102,20 @@ def _ping(peers: BufferPeers, pairs: list[tuple[int, int]], round_trips: PerPair
 
 def _measure_rates(
     peers: BufferPeers,
-    wanted: dict[tuple[int, int], float],
+    first: dict[Pair, int],
+    wanted: dict[Pair, float],
     round_trips: PerPair,
     num_connections: int | None,
     rates: PerPair,
     timer: Clock,
-) -> None:
-    """Measure the bytes a second from senders to receivers.
+) -> dict[Pair, int]:
+    """Measure the bytes a second from senders to receivers, beginning with `first` bytes; returns the last ones'.
 
-    A transfer should take at least half the wanted seconds, and is made again as long as TCP still finds its pace.
-    A receiver says when it is ready, and waits for what is sent then: that takes the round trip on top.
+    A transfer should take at least half the wanted seconds, and is made again until TCP has found its pace: over all
+    connections, before some of them are measured alone. The fastest counts. A receiver says when it is ready, and
+    waits for what is sent then: that takes the round trip on top.
     """
-    sizes, num_long = dict.fromkeys(wanted, _FIRST_BYTES), dict.fromkeys(wanted, 0)
+    sizes, num_long, last = dict(first), dict.fromkeys(first, 0), dict[Pair, int]()
     while sizes:
         begin = timer()
         _exchange(peers, {(b, a): 1 for a, b in sizes})
@@ -125,12 +130,19 @@ def _measure_rates(
                 continue
             former, rates[a][b] = rates[a][b], max(rates[a][b], size / seconds)
             num_long[pair] += 1
-            is_steady = size in (_FIRST_BYTES, _MOST_BYTES) or size / seconds < _FASTER * former
-            if is_steady or num_long[pair] == _MOST_LONG:
+            is_steady = num_long[pair] >= _LEAST_LONG and size / seconds < _FASTER * former
+            needs_no_pace = size <= _FIRST_BYTES or size >= _MOST_BYTES or num_connections is not None
+            if is_steady or needs_no_pace or num_long[pair] == _MOST_LONG:
+                last[pair] = size
                 del sizes[pair]
+    return last
 
 
-def _exchange(peers: BufferPeers, sizes: dict[tuple[int, int], int], num_connections: int | None = None) -> None:
+def _share(size: int, divisor: float) -> int:
+    return max(_FIRST_BYTES, int(size / divisor))
+
+
+def _exchange(peers: BufferPeers, sizes: dict[Pair, int], num_connections: int | None = None) -> None:
     """Send so many bytes from each sender to each receiver; everybody takes part."""
     ranks, own = range(peers.size), peers.rank
     outgoing = [torch.zeros(sizes.get((own, to), 0), dtype=torch.uint8) for to in ranks]
@@ -146,7 +158,7 @@ def _none(size: int) -> PerPair:
     return [[0.0] * size for _ in range(size)]
 
 
-def _tournament(size: int) -> list[list[tuple[int, int]]]:
+def _tournament(size: int) -> list[list[Pair]]:
     """Return rounds in which every rank meets at most one other, and in all of them together each one once."""
     ranks = [*range(size), *([-1] if size % 2 else [])]  # -1: a round's rest
     rounds = []
