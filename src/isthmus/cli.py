@@ -314,13 +314,16 @@ def dht(
     initial_peers: Annotated[list[str] | None, typer.Option("--peer", help="Another peer to join.")] = None,
     announce: Annotated[list[str] | None, typer.Option(help="Multiaddr as the workers see it.")] = None,
     allowed_peers: Annotated[list[str] | None, typer.Option("--allow", help="Peer id; all others are refused.")] = None,
+    key: Annotated[str | None, typer.Option(help="A key of the run, as isthmus identity makes it.")] = None,
+    trusted: Annotated[str | None, typer.Option(help="The file of all keys; no other peer is answered.")] = None,
 ) -> None:
     """Start a first peer, through which the workers of an elastic run find one another (hivemind)."""
     from isthmus.transport.hivemind.dht_server import serve_dht
     from isthmus.transport.hivemind.node_settings import NodeSettings
 
     listen = listen or [_DHT_LISTEN]
-    serve_dht(NodeSettings(identity, initial_peers or [], listen, announce or [], allowed_peers or None))
+    settings = NodeSettings(identity, initial_peers or [], listen, announce or [], allowed_peers or None)
+    serve_dht(settings, key, trusted)
 
 
 @app.command()

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from isthmus.core.types import UserError
 from isthmus.transport.hivemind.libp2p import Node
 from isthmus.transport.hivemind.node_settings import NodeSettings
+from isthmus.transport.trust import Trust
 
 _START_SECONDS = 60.0  # to look for the initial peers
 
@@ -19,18 +21,24 @@ def first_peer(identity: Path) -> Iterator[list[str]]:
     """Run a first peer for workers on this machine; yields its addresses."""
     node = Node(NodeSettings(identity, listen=("/ip4/127.0.0.1/tcp/0",)))
     try:
-        node.start(_START_SECONDS)
+        node.start(Trust(), _START_SECONDS)
         yield node.call(node.addresses())
     finally:
         node.stop()
 
 
-def serve_dht(settings: NodeSettings) -> None:
-    """Be a peer of the swarm that trains nothing, until Ctrl-C or SIGTERM; say what the workers need."""
+def serve_dht(settings: NodeSettings, key: str | None = None, trusted: str | None = None) -> None:
+    """Be a peer of the swarm that trains nothing, until Ctrl-C or SIGTERM; say what the workers need.
+
+    With a key and a list of those that are trusted, or the run's secret, it answers nobody else.
+    """
+    if (key is None) != (trusted is None):
+        raise UserError("give both --key and --trusted, or the run's secret, or none of them")
+    trust = Trust(key, trusted)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     node = Node(settings)
     try:
-        node.start(_START_SECONDS)
+        node.start(trust, _START_SECONDS)
         addresses = node.call(node.addresses())
         remote = [address for address in addresses if not address.startswith(("/ip4/127.", "/ip6/::1/"))] or addresses
         print("dht: a first peer at " + ", ".join(addresses))

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -17,11 +17,12 @@ os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")  # what matters is raised
 
 from hivemind.dht.node import DHTNode  # type: ignore[import-untyped]
 from hivemind.dht.protocol import ValidationError  # type: ignore[import-untyped]
-from hivemind.p2p import P2P, P2PDaemonError, PeerID  # type: ignore[import-untyped]
+from hivemind.p2p import P2P, P2PDaemonError, P2PHandlerError, PeerID  # type: ignore[import-untyped]
 from hivemind.utils.multiaddr import Multiaddr  # type: ignore[import-untyped]
 
 from isthmus.core.types import UserError
 from isthmus.transport.base import TransportError
+from isthmus.transport.hivemind.introductions import PROTOCOL, Introductions
 from isthmus.transport.hivemind.node_settings import (
     NodeSettings,
     PortInUse,
@@ -29,10 +30,14 @@ from isthmus.transport.hivemind.node_settings import (
     describe_failure,
     lock_identity,
 )
+from isthmus.transport.hivemind.signature_validator import SignatureValidator
+from isthmus.transport.trust import Trust
 
 Result = TypeVar("Result")
+_UNKNOWN = "this peer has shown no trusted key here"
 _MESSAGE_BYTES = 4 << 20  # of hivemind's own, at most
 _RPC_SECONDS = 2.0  # to wait for a peer's answer
+_DIAL_SECONDS = 4.0  # to reach an initial peer
 _RETRY_SECONDS = 0.5
 _PORT_SECONDS = 5.0  # for a port to become free
 _log = logging.getLogger(__name__)
@@ -49,6 +54,8 @@ class _Loop(asyncio.SelectorEventLoop):
 class Node:
     """A peer of the swarm: its daemon, its DHT and its event loop."""
 
+    trust: Trust  # of this node, from `start` on
+
     def __init__(self, settings: NodeSettings) -> None:
         self.settings = settings
         self.peer_id = ""
@@ -59,8 +66,9 @@ class Node:
         self._thread = threading.Thread(target=self._run, name="isthmus-libp2p", daemon=True)
         self._stopped = False
 
-    def start(self, connect_seconds: float) -> None:
+    def start(self, trust: Trust, connect_seconds: float) -> None:
         """Start the daemon and join the swarm; raise a `UserError` where that cannot be done in time."""
+        self.trust = trust
         self._identity = lock_identity(self.settings.identity_path)
         self._thread.start()
         try:
@@ -99,11 +107,20 @@ class Node:
 
     async def remember_initial_peers(self) -> None:
         """Speak to the initial peers again: one that restarted knows nobody, and would found a second swarm."""
-        for address in self.settings.initial_peers:
-            peer_id = PeerID.from_base58(address.rsplit("/p2p/", 1)[-1])
-            with suppress(P2PDaemonError, OSError, EOFError):
-                await self.p2p._client.connect(peer_id, [Multiaddr(address.rsplit("/p2p/", 1)[0])])
-                await self.dht.protocol.call_ping(peer_id)
+        await asyncio.gather(*map(self._remember, self.settings.initial_peers))
+
+    async def _remember(self, address: str) -> None:
+        if await self._dial(address):
+            await self.ping(address.rpartition("/p2p/")[2])
+
+    async def _dial(self, address: str) -> bool:
+        """Connect with an initial peer, unless that is done; returns whether it could be reached in time."""
+        address, _, peer_id = address.rpartition("/p2p/")
+        with suppress(P2PDaemonError, OSError, EOFError, TimeoutError):
+            async with asyncio.timeout(_DIAL_SECONDS):
+                await self.p2p._client.connect(PeerID.from_base58(peer_id), [Multiaddr(address)])
+                return True
+        return False
 
     async def addresses(self) -> list[str]:
         """Return the multiaddrs of this node, with its peer id."""
@@ -136,8 +153,7 @@ class Node:
 
     async def _try_connect(self, seconds: float) -> None:
         settings = self.settings
-        self.p2p = await TrustedP2P.create(
-            initial_peers=settings.initial_peers,
+        self.p2p = await TrustedP2P.create(  # without initial peers: it would ask one after the other, 5 s each
             host_maddrs=settings.listen,
             announce_maddrs=settings.announce or None,
             identity_path=str(settings.identity_path),
@@ -145,14 +161,16 @@ class Node:
             use_auto_relay=settings.relay,
             startup_timeout=seconds,
         )
-        self.p2p.trusts = settings.trusts
         self.peer_id = str(self.p2p.peer_id)
+        await self.p2p.begin_introductions(Introductions(settings, self.trust, self.peer_id))
+        await asyncio.gather(*map(self._dial, settings.initial_peers))
         self.dht = await DHTNode.create(
             p2p=self.p2p,
             initial_peers=settings.initial_peers,
             wait_timeout=_RPC_SECONDS,
             bootstrap_timeout=_RPC_SECONDS,
             blacklist_time=5 * _RPC_SECONDS,
+            record_validator=SignatureValidator(self.trust.identity),
         )
 
     async def _disconnect(self) -> None:
@@ -171,15 +189,21 @@ class Node:
 
 
 class TrustedP2P(P2P):  # type: ignore[misc]
-    """A daemon and its handlers that refuse peers that are not trusted, and messages beyond a limit."""
+    """A daemon and its handlers that speak only with known peers, in messages of bounded size."""
 
-    trusts: Callable[[str], bool]
+    _introductions: Introductions
+    open_stream = P2P.call_binary_stream_handler
+
+    async def begin_introductions(self, introductions: Introductions) -> None:
+        """Let peers show their keys; nothing can be asked or answered before."""
+        self._introductions = introductions
+        await super().add_binary_stream_handler(PROTOCOL, introductions.serve)
 
     async def add_binary_stream_handler(self, name: str, handler: Any, balanced: bool = False) -> None:
-        """Serve streams of trusted peers, with messages that are bounded in size."""
+        """Serve streams of known peers."""
 
         async def guarded(info: Any, reader: Any, writer: Any) -> None:
-            if self.trusts(str(info.peer_id)):
+            if self._introductions.knows(str(info.peer_id)):
                 await handler(info, _BoundedReader(reader), writer)
             else:
                 writer.close()
@@ -187,21 +211,32 @@ class TrustedP2P(P2P):  # type: ignore[misc]
         await super().add_binary_stream_handler(name, guarded, balanced)
 
     async def call_binary_stream_handler(self, peer_id: Any, handler_name: str) -> Any:
-        """Open a stream of messages that are bounded in size."""
+        """Open a stream to a peer that can be reached, and shows its key."""
         try:
             async with asyncio.timeout(_RPC_SECONDS):
-                info, reader, writer = await super().call_binary_stream_handler(peer_id, handler_name)
+                await self._introductions.introduce(self, peer_id)
+                info, reader, writer = await self.open_stream(peer_id, handler_name)
         except TimeoutError as error:
             raise P2PDaemonError(f"{peer_id} cannot be reached") from error
         return info, _BoundedReader(reader), writer
 
     async def _add_protobuf_unary_handler(self, name: str, handler: Any, *rest: Any, **options: Any) -> None:
         async def guarded(request: Any, context: Any) -> Any:
-            if not self.trusts(str(context.remote_id)):
-                raise PermissionError("this peer is not on the list")
+            if not self._introductions.knows(str(context.remote_id)):
+                raise PermissionError(_UNKNOWN)
             return await handler(request, context)
 
         await super()._add_protobuf_unary_handler(name, guarded, *rest, **options)
+
+    async def _call_unary_protobuf_handler(self, peer_id: Any, *request: Any) -> Any:
+        await self._introductions.introduce(self, peer_id)
+        try:
+            return await super()._call_unary_protobuf_handler(peer_id, *request)
+        except P2PHandlerError as error:
+            if _UNKNOWN not in str(error):
+                raise
+        await self._introductions.introduce(self, peer_id, again=True)  # it has started again meanwhile
+        return await super()._call_unary_protobuf_handler(peer_id, *request)
 
 
 class _BoundedReader:

@@ -16,15 +16,16 @@ from typing import Any, AsyncIterator  # noqa: UP035 (hivemind does not see that
 from hivemind.averaging.matchmaking import Matchmaking  # type: ignore[import-untyped]
 from hivemind.p2p import P2PContext, PeerID, ServicerBase  # type: ignore[import-untyped]
 from hivemind.proto import averaging_pb2  # type: ignore[import-untyped]
-from hivemind.utils import get_dht_time  # type: ignore[import-untyped]
+from hivemind.utils import ValueWithExpiration, get_dht_time  # type: ignore[import-untyped]
 
 from isthmus.transport.base import TransportError
 from isthmus.transport.elastic.member_info import MemberInfo
 from isthmus.transport.elastic.membership import Rendezvous
 from isthmus.transport.hivemind.libp2p import Node
 from isthmus.transport.hivemind.presence import Presence, PresenceRecord
+from isthmus.transport.hivemind.worker_records import WorkerRecords
 
-MAX_INFO_BYTES = 1 << 14
+MAX_INFO_BYTES = 1 << 16
 _VERSION = b"isthmus 1"
 _REQUEST_SECONDS = 2.0  # for a leader to answer
 _TICK_SECONDS = 0.02
@@ -36,8 +37,8 @@ _NEVER = 1 << 30
 class Matchmaker:
     """Matches this worker with the other workers of a run, again and again; those of other runs do not count."""
 
-    def __init__(self, node: Node, presence: Presence, run: str, name: str) -> None:
-        self._node, self._presence, self._run, self._name = node, presence, run, name
+    def __init__(self, node: Node, records: WorkerRecords, presence: Presence, run: str, name: str) -> None:
+        self._node, self._records, self._presence, self._run, self._name = node, records, presence, run, name
         self._expires = 0.0  # of what this worker declared last; DHT time
 
     async def start(self) -> None:
@@ -45,7 +46,7 @@ class Matchmaker:
         self._matchmaking = Matchmaking(
             self._node.p2p,
             _VERSION,
-            _DHT(self._node, self._presence),
+            _DHT(self._records, self._presence, self._node.p2p.peer_id),
             servicer_type=_JoinService,
             prefix=self._run,
             target_group_size=None,
@@ -62,7 +63,7 @@ class Matchmaker:
         `wait_seconds` bounds the whole; after `grace_seconds` a majority need not wait for those who are alive but do
         not come.
         """
-        message, start = _dump(self._name, info), asyncio.get_running_loop().time()
+        message, start = self._dump(info), asyncio.get_running_loop().time()
         records = dict[str, PresenceRecord]()
         while not (records and _seconds_since(start) > wait_seconds):
             records, _ = await self._presence.find_alive({self._node.peer_id})
@@ -111,24 +112,49 @@ class Matchmaker:
                 await matchmaking.leader_assemble_group()
 
     def _admits(self, peer_id: str, data: bytes) -> bool:
-        """Return whether a peer that asks may follow this worker: it is on the list, and its name is nobody else's."""
+        """Return whether a peer that asks may follow this worker: it is trusted, and its name is nobody else's."""
         try:
-            name, _ = _load(data)
+            name, _ = self._load(peer_id, data)
             followers = self._matchmaking.current_followers.items()
-            others = [_load(request.gather)[0] for peer, request in followers if str(peer) != peer_id]
+            others = [self._load(str(peer), request.gather)[0] for peer, request in followers if str(peer) != peer_id]
         except TransportError:
             return False
         return self._node.settings.admits(peer_id) and name not in (self._name, *others)
 
     def _check(self, group_info: Any) -> Rendezvous:
         peer_ids = [str(peer_id) for peer_id in group_info.peer_ids]
-        told = [(*_load(data), peer_id) for data, peer_id in zip(group_info.gathered, peer_ids, strict=True)]
+        told = [
+            (*self._load(peer_id, data), peer_id) for data, peer_id in zip(group_info.gathered, peer_ids, strict=True)
+        ]
         members = {name: info for name, info, _ in sorted(told, key=lambda one: one[0])}
         by_name = {name: peer_id for name, _, peer_id in told}
         mine = by_name.get(self._name) == self._node.peer_id
         if not mine or len(members) < len(told) or not all(map(self._node.settings.admits, peer_ids)):
             raise TransportError("the leader of the rendezvous sent a list of members that cannot be")
         return Rendezvous(group_info.group_id.hex(), members)
+
+    def _dump(self, info: MemberInfo) -> bytes:
+        signed = self._node.trust.sign(_teller(self._name, self._node.peer_id), info)
+        data = json.dumps({"name": self._name, **signed}).encode()
+        if len(data) > MAX_INFO_BYTES:
+            raise ValueError(f"the info of {self._name} takes {len(data)} bytes, at most {MAX_INFO_BYTES} are allowed")
+        return data
+
+    def _load(self, peer_id: str, data: bytes) -> tuple[str, MemberInfo]:
+        """Return the name and the info that a peer told, or refuse it."""
+        try:
+            message = json.loads(data) if len(data) <= MAX_INFO_BYTES else None
+            match message:
+                case {"name": str(name)} if name:
+                    return name, self._node.trust.read(_teller(name, peer_id), message)
+        except (ValueError, RecursionError) as error:
+            raise TransportError(f"what peer {peer_id} told cannot be believed: {error}") from error
+        raise TransportError(f"peer {peer_id} told no member info: install the same version of isthmus everywhere")
+
+
+def _teller(name: str, peer_id: str) -> str:
+    """Return whose word a signature is: no other peer can tell the same."""
+    return f"{name}, peer {peer_id}"
 
 
 @dataclass
@@ -149,20 +175,20 @@ class _StepControl:
 class _DHT:
     """Stands in for hivemind's `DHT`, which lives in a process, before its matchmaking."""
 
-    def __init__(self, node: Node, presence: Presence) -> None:
-        self._node, self._presence, self.peer_id = node, presence, node.p2p.peer_id
+    def __init__(self, records: WorkerRecords, presence: Presence, peer_id: PeerID) -> None:
+        self._records, self._presence, self.peer_id = records, presence, peer_id
 
-    async def store(self, *, return_future: bool, **record: Any) -> Any:
-        return await self._node.dht.store(**record)
+    async def store(self, *, key: str, value: bool, expiration_time: float, **rest: Any) -> bool:
+        return await self._records.store(key, value, expiration_time)
 
-    async def get(self, key: str, *, return_future: bool, **options: Any) -> Any:
+    async def get(self, key: str, **options: Any) -> ValueWithExpiration:
         await asyncio.sleep(2 * _TICK_SECONDS)  # it asks again as soon as it has an answer
-        found = await self._node.dht.get(key, **options)
-        if found is not None and isinstance(found.value, dict):
-            for peer_id in list(found.value):  # to ask one that is gone takes seconds, in which nobody else is heard
-                if not (isinstance(peer_id, bytes) and str(PeerID(peer_id)) in self._presence.reachable):
-                    del found.value[peer_id]
-        return found
+        declared = {
+            PeerID.from_base58(peer_id).to_bytes(): ValueWithExpiration(*record)
+            for peer_id, record in (await self._records.read(key)).items()
+            if peer_id in self._presence.reachable  # one that is gone takes seconds, in which nobody else is heard
+        }
+        return ValueWithExpiration(declared, 0.0)
 
 
 class _JoinService(ServicerBase):  # type: ignore[misc]
@@ -197,24 +223,3 @@ def _is_complete(
 
 def _seconds_since(start: float) -> float:
     return asyncio.get_running_loop().time() - start
-
-
-def _dump(name: str, info: MemberInfo) -> bytes:
-    data = json.dumps({"name": name, "info": info}).encode()
-    if len(data) > MAX_INFO_BYTES:
-        raise ValueError(f"the info of {name} takes {len(data)} bytes, at most {MAX_INFO_BYTES} are allowed")
-    return data
-
-
-def _load(data: bytes) -> tuple[str, MemberInfo]:
-    """Return the name and the info in a message, or refuse it."""
-    try:
-        message = json.loads(data) if len(data) <= MAX_INFO_BYTES else {}
-    except (ValueError, RecursionError):
-        message = {}
-    name, info = (message.get("name"), message.get("info")) if isinstance(message, dict) else ("", None)
-    if not (isinstance(name, str) and name and isinstance(info, dict)):
-        raise TransportError(
-            "a worker told something that is no member info: install the same version of isthmus everywhere"
-        )
-    return name, info

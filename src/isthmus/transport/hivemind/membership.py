@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from contextlib import suppress
+from typing import Any
 
 from typing_extensions import override
 
@@ -16,6 +17,7 @@ from isthmus.transport.hivemind.libp2p import Node
 from isthmus.transport.hivemind.matchmaking import Matchmaker
 from isthmus.transport.hivemind.node_settings import NodeSettings
 from isthmus.transport.hivemind.presence import Presence
+from isthmus.transport.hivemind.worker_records import WorkerRecords
 from isthmus.transport.link_end import LinkEnd
 
 _GOODBYE_SECONDS = 3.0
@@ -25,7 +27,8 @@ class HivemindMembership(Membership):
     """The workers of a libp2p swarm, without any server of its own.
 
     A worker is known by its peer id, the hash of a key that stays in the run's folder: it is the same after a restart,
-    and cannot be forged. The first worker, or `isthmus dht`, starts without initial peers.
+    and cannot be forged. The first worker, or `isthmus dht`, starts without initial peers. What a worker writes into
+    the DHT and tells the others is signed, and who is not trusted does not count.
 
     After `grace_seconds` a majority goes on without those who are alive but do not come.
     """
@@ -43,9 +46,10 @@ class HivemindMembership(Membership):
         self.name, self._connect_seconds = name, connect_seconds
         run = f"isthmus-{hashlib.blake2b(run.encode(), digest_size=8).hexdigest()}"
         self._node = Node(settings)
-        self._presence = Presence(self._node, run, name)
-        self._matchmaker = Matchmaker(self._node, self._presence, run, name)
-        self._announcing: asyncio.Future[None] | None = None
+        records = WorkerRecords(self._node, name)
+        self._presence = Presence(self._node, records, run, name)
+        self._matchmaker = Matchmaker(self._node, records, self._presence, run, name)
+        self._announcing: asyncio.Future[Any] | None = None
 
     @property
     def peer_id(self) -> str:
@@ -54,7 +58,7 @@ class HivemindMembership(Membership):
 
     @override
     def connect(self, link: LinkEnd) -> None:
-        self._node.start(self._connect_seconds)
+        self._node.start(link.trust, self._connect_seconds)
         try:
             self._node.call(self._announce())
         except BaseException:
@@ -87,7 +91,7 @@ class HivemindMembership(Membership):
             )
         await self._matchmaker.start()
         await self._presence.announce()
-        self._announcing = asyncio.ensure_future(self._presence.keep_in_touch())
+        self._announcing = asyncio.gather(self._presence.keep_announcing(), self._presence.keep_in_touch())
 
     async def _match(self, info: MemberInfo, wait_seconds: float) -> Rendezvous:
         self._presence.announce_soon()

@@ -34,15 +34,19 @@ class NodeSettings:
             except Exception as error:
                 raise UserError(f"{address!r} is no multiaddr: write /ip4/10.0.0.1/tcp/4001/p2p/Qm..., say") from error
         for address in self.initial_peers:
-            if not _is_peer_id(address.rpartition("/p2p/")[2]):
+            if not is_peer_id(address.rpartition("/p2p/")[2]):
                 raise UserError(f"initial peer {address} lacks its peer id: copy the line that isthmus dht prints")
         for peer_id in self.allowed_peers or ():
-            if not _is_peer_id(peer_id):
+            if not is_peer_id(peer_id):
                 raise UserError(f"allowed peer {peer_id!r} is no peer id: it looks like QmaLzwZ... or 12D3Koo...")
 
     def trusts(self, peer_id: str) -> bool:
         """Return whether a peer may speak to this one at all: it may take part, or is an initial peer."""
-        return self.admits(peer_id) or any(address.endswith(f"/p2p/{peer_id}") for address in self.initial_peers)
+        return self.admits(peer_id) or self.is_initial(peer_id)
+
+    def is_initial(self, peer_id: str) -> bool:
+        """Return whether a peer is one of the initial peers."""
+        return any(address.endswith(f"/p2p/{peer_id}") for address in self.initial_peers)
 
     def admits(self, peer_id: str) -> bool:
         """Return whether a peer may take part in a sync."""
@@ -53,7 +57,8 @@ class PortInUse(UserError):
     """A port is in use, perhaps only until the daemon of a killed worker is gone."""
 
 
-def _is_peer_id(text: str) -> bool:
+def is_peer_id(text: str) -> bool:
+    """Return whether a text is the id of a libp2p peer."""
     try:
         return len(PeerID.from_base58(text).to_bytes()) in (34, 38)  # a hash of an RSA key, or an Ed25519 key
     except ValueError:
@@ -111,6 +116,6 @@ def describe_failure(error: Exception, settings: NodeSettings, seconds: float) -
     if settings.initial_peers:
         return UserError(
             f"no initial peer answered for {seconds:g} s ({', '.join(settings.initial_peers)}): is isthmus dht running "
-            "there, and does the firewall let this port through?"
+            "there, does the firewall let this port through, and is this worker's key trusted there?"
         )
     return UserError(f"the libp2p daemon does not start: {text.splitlines()[-1] if text else type(error).__name__}")

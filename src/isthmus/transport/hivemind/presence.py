@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from hivemind.utils import get_dht_time  # type: ignore[import-untyped]
 
 from isthmus.transport.hivemind.libp2p import Node
+from isthmus.transport.hivemind.worker_records import WorkerRecords
 
 _LIFETIME_SECONDS = 10.0  # of a record; workers' clocks may differ by 3 s
 _ANNOUNCE_SECONDS = 2.5
 _WITHDRAW_SECONDS = 0.1  # the record that expires last counts: this one, until the worker comes back
-_NAME_BYTES = 200
 
 
 @dataclass(frozen=True)
@@ -27,21 +27,26 @@ class PresenceRecord:
 class Presence:
     """Keeps this worker's record in the DHT, and reads the others'; workers of other runs do not show."""
 
-    def __init__(self, node: Node, run: str, name: str) -> None:
-        self._node, self._key, self._name = node, f"{run}-presence", name
+    def __init__(self, node: Node, records: WorkerRecords, run: str, name: str) -> None:
+        self._node, self._records, self._key, self._name = node, records, f"{run}-presence", name
         self._announce_now = asyncio.Event()
         self._expires = 0.0
         self._rests = False
         self.reachable: set[str] = set()  # peer ids of the others that answered at the last look
         self._silent = dict[str, PresenceRecord]()  # did not answer; not asked before a new announcement
 
-    async def keep_in_touch(self) -> None:
-        """Announce this worker, unless it rests, and speak to the initial peers, for ever."""
+    async def keep_announcing(self) -> None:
+        """Announce this worker, unless it rests, for ever; nothing else may hold that up."""
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._announce_now.wait(), _ANNOUNCE_SECONDS)
             self._announce_now.clear()
             await (self.withdraw() if self._rests else self.announce())
+
+    async def keep_in_touch(self) -> None:
+        """Speak to the initial peers, for ever."""
+        while True:
+            await asyncio.sleep(_ANNOUNCE_SECONDS)
             await self._node.remember_initial_peers()
 
     def announce_soon(self) -> None:
@@ -85,14 +90,13 @@ class Presence:
         return {peer_id for peer_id, record in records.items() if self._silent.get(peer_id) == record}
 
     async def _others(self) -> dict[str, PresenceRecord]:
-        found = await self._node.dht.get(self._key, latest=True)
-        records = {}
-        for peer_id, entry in found.value.items() if found and isinstance(found.value, dict) else ():
-            valid = isinstance(peer_id, str) and isinstance(entry.value, str) and 0 < len(entry.value) <= _NAME_BYTES
-            if valid and peer_id != self._node.peer_id and self._node.settings.admits(peer_id):
-                records[peer_id] = PresenceRecord(entry.value, entry.expiration_time)
-        return records
+        records = await self._records.read(self._key)
+        return {
+            peer_id: PresenceRecord(str(record.value), record.expires)
+            for peer_id, record in records.items()
+            if record.value and peer_id != self._node.peer_id
+        }
 
     async def _store(self, name: str, expires: float) -> None:
         self._expires = expires
-        await self._node.dht.store(self._key, name, expires, subkey=self._node.peer_id)
+        await self._records.store(self._key, name, expires)
