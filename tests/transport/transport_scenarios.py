@@ -52,14 +52,14 @@ def two_runs_in_one_process(rank):
 
 
 def join_only(rank, configs=None, expected_workers=None, budget=10.0, ranks_per_worker=None):
-    """Try to join with this rank's configuration; return the user error, if any."""
+    """Try to join with this rank's configuration; return the error that a user would be told, if any."""
     shared_config, ranks = configs and configs[rank], ranks_per_worker[rank] if ranks_per_worker else 1
     transport = TorchDist(
         budget, shared_config=shared_config, expected_workers=expected_workers, ranks_per_worker=ranks
     )
     try:
         transport.join(None)
-    except UserError as error:
+    except (UserError, PeerLost) as error:
         return str(error)
     transport.leave()
     return None

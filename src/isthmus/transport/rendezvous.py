@@ -171,7 +171,8 @@ class RankLink(LinkEnd):
         except RuntimeError as error:
             missing = [r for r, key in enumerate(keys) if not store.check([key])]
             late = ", ".join(names[r] for r in missing)
-            raise PeerLost(missing, f"{late} did not join within {self._seconds:g} s") from error
+            how = f"have all {len(names)} ranks started, and can they reach MASTER_PORT?"
+            raise PeerLost(missing, f"{late} did not join within {self._seconds:g} s: {how}") from error
         try:
             told = store.multi_get(keys)
         except RuntimeError as error:
