@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -24,6 +24,7 @@ from isthmus.link.reach import Reach
 from isthmus.link.relay import ANSWER, CALL, TOKEN_BYTES, Relay
 
 _MAX_NEWCOMERS = 64  # connections whose handshake is not done; one more, and the oldest of the busiest address goes
+_MAX_ARRIVALS = 512  # connections for groups that this worker has not opened
 _KEPT_SECONDS = 60.0  # an arrival for a group that this worker has not opened
 _RETRY_SECONDS = 0.1
 _MAX_LANES = 4  # in each direction, beside the one for small messages
@@ -208,15 +209,29 @@ class Welcome:
                 former.connection.close()
             self._arrivals[group, rank][lane] = Arrival(connection, fingerprint_of(connection), lane, num_lanes)
             self._came_at[group, rank] = time.monotonic()
+            self._make_room_for_arrivals()
             self._changed.notify_all()
 
     def _sweep(self) -> None:
         """Close what came for a group that was never opened here."""
         for key, came_at in list(self._came_at.items()):
             if time.monotonic() > came_at + _KEPT_SECONDS:
-                del self._came_at[key]
-                for arrival in self._arrivals.pop(key).values():
-                    arrival.connection.close()
+                self._forget(key)
+
+    def _make_room_for_arrivals(self) -> None:
+        """Close the oldest of whoever has most connections for groups that this link has not opened, if too many."""
+        numbers = Counter(each.fingerprint for found in self._arrivals.values() for each in found.values())
+        if sum(numbers.values()) > _MAX_ARRIVALS:
+            ((busiest, _),) = numbers.most_common(1)
+            keys = [
+                key for key, found in self._arrivals.items() if any(e.fingerprint == busiest for e in found.values())
+            ]
+            self._forget(min(keys, key=self._came_at.__getitem__))
+
+    def _forget(self, key: tuple[str, int]) -> None:
+        del self._came_at[key]
+        for arrival in self._arrivals.pop(key).values():
+            arrival.connection.close()
 
 
 def _until(deadline: float, attempt: Callable[[], Result]) -> Result | None:

@@ -38,6 +38,7 @@ class Identity:
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
         self.fingerprint = _fingerprint(key.public_key())
+        self._contexts: dict[bool, tuple[list[str], ssl.SSLContext]] = {}  # the last that were made
 
     @classmethod
     def generate(cls) -> Identity:
@@ -83,9 +84,18 @@ class Identity:
     def tls_context(self, trusted: Iterable[str], server: bool) -> ssl.SSLContext:
         """Return a context of TLS 1.3 that lets in whoever holds the key of a trusted fingerprint, and nobody else.
 
+        It is made once for the same fingerprints: that takes milliseconds for each, and strangers can ask for it.
+
         Raises:
             UserError: a fingerprint is none.
         """
+        fingerprints = sorted(set(trusted))
+        made = self._contexts.get(server)
+        if made is None or made[0] != fingerprints:
+            self._contexts[server] = made = (fingerprints, self._make_context(fingerprints, server))
+        return made[1]
+
+    def _make_context(self, trusted: list[str], server: bool) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.check_hostname = False  # the key is what is checked
