@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -35,9 +36,12 @@ from isthmus.recipes.base import Plan
 from isthmus.transport.link_model import Collective, LinkModel
 from isthmus.transport.local import Local, LocalWorld, run_workers
 from isthmus.transport.torch_dist import TorchDist
+from isthmus.transport.torchft.lighthouse import lighthouse
+from isthmus.transport.torchft.transport import TorchFTTransport
 
 NAMES = ("diloco", "opendiloco", "streaming", "sparseloco", "muloco", "dilocox")
 LINKS = ((500, 2), (500, 100), (100, 300), (1000, 20))  # Mbit/s, ms
+LIGHTHOUSE = "10.77.0.10:29510"
 WIDTH, DEPTH = 512, 60  # of square matrices: 15.7M parameters
 IDLE_SECONDS, WARM_UP, ROUNDS = 0.5, 2, 5
 COLUMNS = ("link", "recipe", "MB sent", "link alone, s", "sync, s", "processor, s", "modelled, s", "rest / processor")
@@ -46,7 +50,7 @@ COLUMNS = ("link", "recipe", "MB sent", "link alone, s", "sync, s", "processor, 
 class Subject:
     """One worker's model and outer loop, which syncs a fragment at every step."""
 
-    def __init__(self, name: str, transport: Any, num_workers: int) -> None:
+    def __init__(self, name: str, transport: Any, num_workers: int, rank: int) -> None:
         self.model = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(DEPTH))
         equal = torch.Generator().manual_seed(0)  # on all workers, also where these are threads
         for param in self.model.parameters():
@@ -55,7 +59,7 @@ class Subject:
         self.num_fragments = recipe.schedule.num_fragments
         schedule = replace(recipe.schedule, local_steps=self.num_fragments, overlap_steps=0, warm_start_steps=0)
         self.loop = replace(recipe, schedule=schedule).outer_loop(self.model, transport)
-        generator = torch.Generator().manual_seed(transport.rank)
+        generator = torch.Generator().manual_seed(rank)
         self._noise = [0.01 * torch.randn(param.shape, generator=generator) for param in self.model.parameters()]
 
     def move(self, number: int) -> None:
@@ -64,15 +68,27 @@ class Subject:
             torch._foreach_add_(list(self.model.parameters()), self._noise, alpha=(-1) ** number)
 
 
-def measure(name: str, num_workers: int) -> None:
+def measure(name: str, num_workers: int, is_elastic: bool) -> None:
     """Sync as one of the workers, and print the seconds of every sync, its bytes and its processor time."""
     torch.set_num_threads(1)
-    subject = Subject(name, TorchDist(120.0), num_workers)
+    start_line = TorchDist(120.0)
+    with ExitStack() as stack:
+        if is_elastic:
+            start_line.join(None)
+            if start_line.rank == 0:
+                stack.enter_context(lighthouse(LIGHTHOUSE, min_workers=num_workers))
+            os.environ["ISTHMUS_WORKER"] = str(start_line.rank)
+        transport = TorchFTTransport(LIGHTHOUSE, expected_workers=num_workers) if is_elastic else start_line
+        measure_syncs(Subject(name, transport, num_workers, int(os.environ["RANK"])), start_line)
+
+
+def measure_syncs(subject: Subject, start_line: TorchDist) -> None:
+    """Print the figures of every sync; all begin it together."""
     loop, fragments = subject.loop, subject.num_fragments
     for number in range((WARM_UP + ROUNDS) * fragments):
         time.sleep(IDLE_SECONDS / fragments)
         subject.move(number)
-        loop.transport.commit(loop.transport.quorum(0), True)  # all begin together
+        start_line.commit(start_line.quorum(0), True)
         start, busy = time.perf_counter(), time.process_time()
         (report,) = loop.step()
         seconds = time.perf_counter() - start
@@ -89,7 +105,7 @@ def traffic(name: str, num_workers: int) -> list[list[Collective]]:
     syncs: list[list[Collective]] = []
 
     def work(rank: int, transport: Local) -> None:
-        subject = Subject(name, transport, num_workers)
+        subject = Subject(name, transport, num_workers, rank)
         for number in range(subject.num_fragments):
             if rank == 0:
                 world.recorded = []
@@ -104,14 +120,15 @@ def traffic(name: str, num_workers: int) -> list[list[Collective]]:
 
 def modelled_seconds(name: str, num_workers: int, link: str) -> float:
     """Return the seconds of a sync on the model of this link (500x100), without the workers' own work."""
-    links = LinkModel.even(num_workers, *map(float, link.split("x")))
+    links = LinkModel.even(num_workers, *map(float, link.split("x")[:2]))
     return statistics.median(sum(map(links.seconds, sync)) for sync in traffic(name, num_workers))
 
 
-def on_hosts(name: str, num_hosts: int) -> tuple[float, float, float]:
+def on_hosts(name: str, num_hosts: int, is_elastic: bool) -> tuple[float, float, float]:
     """Return the median seconds of a sync, processor seconds, and megabytes sent, on hosts that are up."""
     environment = os.environ | {"MASTER_ADDR": "10.77.0.10", "MASTER_PORT": "29555", "WORLD_SIZE": str(num_hosts)}
     command = [sys.executable, "-m", "benchmarks.distant_sync", "--worker", name, "--hosts", str(num_hosts)]
+    command += ["--elastic"] if is_elastic else []
     workers = [
         subprocess.Popen(
             [NETLAB, "exec", str(host), "taskset", "-c", str(host % os.cpu_count()), *command],
@@ -129,17 +146,18 @@ def on_hosts(name: str, num_hosts: int) -> tuple[float, float, float]:
 
 def make_row(link: str, name: str, num_hosts: int, megabytes: float, seconds: float, busy: float) -> list[str]:
     """Return a row of the table."""
-    rate, rtt = map(float, link.split("x"))
+    rate, rtt, *lost = map(float, link.split("x"))
+    way = f"{rate:g} Mbit/s, {rtt:g} ms" + "".join(f", {percent:g} % lost" for percent in lost)
     alone, modelled = megabytes * 8 / rate + rtt / 2000, modelled_seconds(name, num_hosts, link)
     figures = (megabytes, alone, seconds, busy, modelled, (seconds - modelled) / busy)
-    return [f"{rate:g} Mbit/s, {rtt:g} ms", name, *(f"{figure:.2f}" for figure in figures)]
+    return [way, name, *(f"{figure:.2f}" for figure in figures)]
 
 
 def reread(path: Path, num_hosts: int) -> list[list[str]]:
     """Return the rows of an earlier result with what is modelled now."""
     rows = []
     for way, name, megabytes, _, seconds, busy, *_ in json.loads(path.read_text())["results"]:
-        link = way.removesuffix(" ms").replace(" Mbit/s, ", "x")
+        link = way.removesuffix(" % lost").replace(" ms, ", "x").removesuffix(" ms").replace(" Mbit/s, ", "x")
         rows.append(make_row(link, name, num_hosts, float(megabytes), float(seconds), float(busy)))
     return rows
 
@@ -150,12 +168,13 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--links", default=",".join(f"{rate}x{rtt}" for rate, rtt in LINKS))
+    parser.add_argument("--elastic", action="store_true", help="over torchft, its lighthouse on the first host")
     parser.add_argument("--worker", action="store_true")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--reread", type=Path, metavar="RESULT.json")
     options = parser.parse_args()
     if options.worker:
-        measure(options.names[0], options.hosts)
+        measure(options.names[0], options.hosts, options.elastic)
         return
     print("  ".join(COLUMNS))
     if options.reread:
@@ -167,7 +186,7 @@ def main() -> None:
         netlab("up", str(options.hosts), *link.split("x"))
         try:
             for name in options.names:
-                seconds, busy, megabytes = on_hosts(name, options.hosts)
+                seconds, busy, megabytes = on_hosts(name, options.hosts, options.elastic)
                 rows.append(make_row(link, name, options.hosts, megabytes, seconds, busy))
                 print("  ".join(rows[-1]), flush=True)
         finally:
@@ -181,7 +200,16 @@ def main() -> None:
             "rest: what was measured beyond the model, over the processor time of the sync. Up to 1 it is that work, "
             "as far as it does not go on beside the sending; what is more waited for a core that the switch had",
         ]
-        write("distant-sync", "One sync at a distance", list(COLUMNS), rows, notes, rows)
+        if options.elastic:
+            notes.append("over torchft, its lighthouse on the first host; the model is that of a static world")
+        write(
+            "distant-sync-elastic" if options.elastic else "distant-sync",
+            "One sync at a distance",
+            list(COLUMNS),
+            rows,
+            notes,
+            rows,
+        )
 
 
 if __name__ == "__main__":
