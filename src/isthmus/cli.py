@@ -1,4 +1,4 @@
-"""The command line: demo, train, launch, show, profile, doctor, export, identity, lighthouse, dht."""
+"""The command line: demo, train, launch, show, profile, doctor, export; identity, lighthouse, dht, relay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -22,12 +22,9 @@ from typer.core import TyperGroup
 from typing_extensions import override
 
 from isthmus import log
-
-if TYPE_CHECKING:
-    from isthmus.tools.finished_run import FinishedRun
+from isthmus.tools import servers
 
 _DEMO_STEP_SECONDS = 0.2  # of all runs, one step each, on two cores
-_DHT_LISTEN = "/ip4/0.0.0.0/tcp/29520"
 
 # Commands import their parts themselves: torch takes seconds, and `--help` needs none of it.
 
@@ -132,6 +129,7 @@ def train(
     from isthmus.core.imports import allow_imports
     from isthmus.recipes import load_config
     from isthmus.tools.finished_run import FinishedRun
+    from isthmus.tools.report import print_report
     from isthmus.tools.workers import follow_stdin as begin_to_follow
     from isthmus.train.worker import train
 
@@ -141,7 +139,7 @@ def train(
     loaded = load_config(config, overrides or [], resume=resume)
     part = train(loaded, resume)
     if part["finished"] and loaded.train.workers == 1 and not follow_stdin:
-        _report(FinishedRun.read(Path(loaded.train.run_dir)), _console())
+        print_report(FinishedRun.read(Path(loaded.train.run_dir)), _console())
 
 
 @app.command()
@@ -161,13 +159,14 @@ def launch(
             from isthmus.core.imports import allow_imports
             from isthmus.recipes import load_config
             from isthmus.tools.launch import launch as run
+            from isthmus.tools.report import print_report
             from isthmus.tools.workers import how_to_resume
 
             allow_imports(allow or [])
             loaded, console = load_config(config, overrides or [], workers, resume), _console()
         finished_run = run(loaded, console, server, resume)
     if finished_run:
-        _report(finished_run, console, round_trip_ms)
+        print_report(finished_run, console, round_trip_ms)
     else:
         console.print(f"stopped; {how_to_resume(Path(loaded.train.run_dir))}", soft_wrap=True)
 
@@ -281,76 +280,8 @@ def export(
         print(f"uploaded to {push(to, repo, token)}")
 
 
-@app.command()
-def identity(path: Annotated[Path, typer.Argument(help="The file of the key; one that is there stays.")]) -> None:
-    """Make a worker's key, and print its fingerprint: a line for the file that outer.transport.trusted names."""
-    from isthmus.link import Identity
-
-    if not path.exists():
-        Identity.generate().save(path)
-    print(Identity.load(path).fingerprint)
-
-
-@app.command()
-def lighthouse(
-    bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")] = "0.0.0.0:29510",
-    host: Annotated[
-        str | None,
-        typer.Option(help="How the workers reach this machine.", show_default="its address on the way to the internet"),
-    ] = None,
-    min_workers: Annotated[int, typer.Option(min=1, help="With fewer nobody meets.")] = 1,
-    grace_seconds: Annotated[float, typer.Option(min=0, help="How long the first wait for those still alive.")] = 10,
-) -> None:
-    """Start a lighthouse, where the workers of an elastic run find one another (torchft)."""
-    from isthmus.transport.torchft.lighthouse import serve_lighthouse
-
-    serve_lighthouse(bind, min_workers, grace_seconds, host)
-
-
-@app.command()
-def dht(
-    listen: Annotated[list[str] | None, typer.Option(help="Multiaddr to listen on.", show_default=_DHT_LISTEN)] = None,
-    identity: Annotated[Path, typer.Option(help="The peer's key: its address stays the same.")] = Path("runs/dht.key"),
-    initial_peers: Annotated[list[str] | None, typer.Option("--peer", help="Another peer to join.")] = None,
-    announce: Annotated[list[str] | None, typer.Option(help="Multiaddr as the workers see it.")] = None,
-    allowed_peers: Annotated[list[str] | None, typer.Option("--allow", help="Peer id; all others are refused.")] = None,
-    key: Annotated[str | None, typer.Option(help="A key of the run, as isthmus identity makes it.")] = None,
-    trusted: Annotated[str | None, typer.Option(help="The file of all keys; no other peer is answered.")] = None,
-) -> None:
-    """Start a first peer, through which the workers of an elastic run find one another (hivemind)."""
-    from isthmus.transport.hivemind.dht_server import serve_dht
-    from isthmus.transport.hivemind.node_settings import NodeSettings
-
-    listen = listen or [_DHT_LISTEN]
-    settings = NodeSettings(identity, initial_peers or [], listen, announce or [], allowed_peers or None)
-    serve_dht(settings, key, trusted)
-
-
-@app.command()
-def relay(
-    bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")] = "0.0.0.0:29530",
-    host: Annotated[
-        str | None,
-        typer.Option(help="How the workers reach this machine.", show_default="its address on the way to the internet"),
-    ] = None,
-    identity: Annotated[str | None, typer.Option(help="The relay's key, as isthmus identity makes it.")] = None,
-    trusted: Annotated[str | None, typer.Option(help="The file of all keys that it serves.")] = None,
-) -> None:
-    """Start a relay, by which workers reach one another that are all behind NATs; it cannot read what it passes on."""
-    from isthmus.transport.relay_server import serve_relay
-
-    serve_relay(bind, host, identity, trusted)
-
-
-def _report(finished_run: FinishedRun, console: Console, round_trip_ms: float = 0.0) -> None:
-    """Print the table of one run, and draw its plot; what is modelled there has this round trip."""
-    from isthmus.tools.plot import draw
-    from isthmus.tools.report import compare, make_table
-
-    run_dir = Path(finished_run.config["train"]["run_dir"])
-    draw([finished_run], run_dir / "report.png", round_trip_ms=round_trip_ms)
-    console.print(make_table(compare([finished_run], round_trip_ms=round_trip_ms)))
-    console.print(f"more in {run_dir}: summary.json, report.png, metrics, checkpoints", soft_wrap=True)
+for command in (servers.identity, servers.lighthouse, servers.dht, servers.relay):
+    app.command()(command)
 
 
 def _console() -> Console:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
 from isthmus.tools.finished_run import FinishedRun, modelled_utilisation
@@ -77,3 +79,13 @@ def readable_bytes(count: float) -> str:
         if count < 1000:
             return f"{count:.1f} {unit}"
     return f"{count / 1000:.1f} TB"
+
+
+def print_report(finished_run: FinishedRun, console: Console, round_trip_ms: float = 0.0) -> None:
+    """Print the table of one run, and draw its plot; what is modelled there has this round trip."""
+    from isthmus.tools.plot import draw
+
+    run_dir = Path(finished_run.config["train"]["run_dir"])
+    draw([finished_run], run_dir / "report.png", round_trip_ms=round_trip_ms)
+    console.print(make_table(compare([finished_run], round_trip_ms=round_trip_ms)))
+    console.print(f"more in {run_dir}: summary.json, report.png, metrics, checkpoints", soft_wrap=True)

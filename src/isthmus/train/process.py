@@ -83,14 +83,15 @@ def find_process(config: RunConfig) -> Process:
         return Process(rank, world_size=size)
     if elastic:  # the world of torch.distributed is this worker alone
         check_num_ranks(size, mesh.num_ranks)
-        worker, rank, workers, name = worker_number(mesh.num_ranks), rank, 1, f"rank {rank}"
+        worker, workers, names = worker_number(mesh.num_ranks), 1, [f"rank {r}" for r in range(size)]
     else:
         ranks = RankLayout(size, mesh.num_ranks)
         ranks.check(workers)
-        (worker, rank), name = divmod(rank, mesh.num_ranks), ranks.name(rank)
+        names = [ranks.name(r) for r in range(size)]
+        worker, rank = divmod(rank, mesh.num_ranks)
     device = choose_device()
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-    initialise(backend, JOIN_BUDGETS * config.outer.transport["sync_budget_seconds"], name)
+    initialise(backend, JOIN_BUDGETS * config.outer.transport["sync_budget_seconds"], names)
     return Process(worker, rank, size, mesh, open_mesh(mesh, workers, device.type))
 
 

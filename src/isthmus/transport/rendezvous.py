@@ -7,6 +7,8 @@ import itertools
 import json
 import os
 import socket
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -23,6 +25,7 @@ from isthmus.transport.base import PeerLost, readable_message
 from isthmus.transport.link_end import LinkEnd, LinkOptions, member_at
 
 JOIN_BUDGETS = 10  # clusters do not start at the same moment: workers wait this many sync budgets for one another
+_SAW_SECONDS = 5.0  # for the last ones to see that all came
 _LOOPBACK = ("localhost", "127.0.0.1")
 _num_stores = itertools.count()
 
@@ -95,8 +98,13 @@ def find_world() -> tuple[int, int]:
     return int(os.environ["RANK"]), size
 
 
-def initialise(backend: str, timeout_seconds: float, name: str) -> None:
-    """Initialise torch.distributed from the launcher's environment, as the rank of this name, unless it is already."""
+def initialise(backend: str, timeout_seconds: float, names: Sequence[str]) -> None:
+    """Initialise torch.distributed, unless it is, from the launcher's environment, with the ranks of these names.
+
+    Raises:
+        UserError: the store cannot be reached.
+        PeerLost: names the ranks that did not come within the timeout.
+    """
     if dist.is_initialized():
         return
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
@@ -109,9 +117,33 @@ def initialise(backend: str, timeout_seconds: float, name: str) -> None:
         if "EADDRINUSE" in str(error) or getattr(error, "errno", 0) == errno.EADDRINUSE:
             raise UserError(f"port {port} is in use on this machine: set MASTER_PORT to a free one") from error
         raise UserError(
-            f"{name} cannot meet the others at {address}:{port}: have all "
+            f"{names[int(os.environ['RANK'])]} cannot meet the others at {address}:{port}: have all "
             f"{os.environ['WORLD_SIZE']} ranks started, and can they reach that port? ({readable_message(error)})"
         ) from error
+    _wait_until_all_came(names, timeout_seconds)
+
+
+def _wait_until_all_came(names: Sequence[str], seconds: float) -> None:
+    """Wait for all ranks: if one went on, failed and ended, the others could wait for it, or for its store, in vain."""
+    store, rank = open_store(), dist.get_rank()
+    came, saw = ([f"{what}/{r}" for r in range(len(names))] for what in ("came", "saw"))
+    store.set(came[rank], "")
+    _wait_for(store, came, names, seconds)
+    store.set(saw[rank], "")
+    if rank == 0:  # its store may end with it
+        with suppress(RuntimeError):
+            store.wait(saw, timedelta(seconds=_SAW_SECONDS))
+
+
+def _wait_for(store: Store, keys: list[str], names: Sequence[str], seconds: float) -> None:
+    """Wait for a key of every rank; raise `PeerLost` where some did not come."""
+    try:
+        store.wait(keys, timedelta(seconds=seconds))
+    except RuntimeError as error:
+        missing = [r for r, key in enumerate(keys) if not store.check([key])]
+        late = ", ".join(names[r] for r in missing)
+        how = f"have all {len(names)} ranks started, and can they reach MASTER_PORT?"
+        raise PeerLost(missing, f"{late} did not join within {seconds:g} s: {how}") from error
 
 
 def _own_store(address: str, port: int, timeout: timedelta) -> dict[str, Any]:
@@ -166,13 +198,7 @@ class RankLink(LinkEnd):
         keys = [f"rank-info/{r}" for r in range(len(names))]
         own = RankInfo(socket.gethostname(), shared_config, self.place)
         store.set(keys[rank], json.dumps(self.trust.sign(keys[rank], own)))
-        try:
-            store.wait(keys, timedelta(seconds=self._seconds))
-        except RuntimeError as error:
-            missing = [r for r, key in enumerate(keys) if not store.check([key])]
-            late = ", ".join(names[r] for r in missing)
-            how = f"have all {len(names)} ranks started, and can they reach MASTER_PORT?"
-            raise PeerLost(missing, f"{late} did not join within {self._seconds:g} s: {how}") from error
+        _wait_for(store, keys, names, self._seconds)
         try:
             told = store.multi_get(keys)
         except RuntimeError as error:

@@ -114,7 +114,8 @@ class TorchDist(ConfiguredTransport):
         self.rank, self.num_workers = rank // self.ranks_per_worker, size // self.ranks_per_worker
         if size == 1 or self._link is not None:
             return
-        initialise(self.backend, JOIN_BUDGETS * self.sync_budget_seconds, layout.name(rank))
+        names = [layout.name(r) for r in range(size)]
+        initialise(self.backend, JOIN_BUDGETS * self.sync_budget_seconds, names)
         atexit.register(self.leave)
         try:
             self._connect(rank, layout)

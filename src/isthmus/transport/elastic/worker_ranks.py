@@ -52,9 +52,9 @@ def connect_worker_group(ranks_per_worker: int, sync_budget_seconds: float, opti
     check_num_ranks(size, ranks_per_worker)
     names = [f"rank {other} of worker {worker_number(size)}" for other in range(size)]
     seconds = JOIN_BUDGETS * sync_budget_seconds
-    initialise("gloo", seconds, names[rank])
     link = RankLink(sync_budget_seconds, replace(options, port=0, announce=None, via=None))
     try:
+        initialise("gloo", seconds, names)
         members = [info.member(r, names[r]) for r, info in enumerate(link.exchange_info(rank, names, {}))]
         group = link.open("the worker", members, rank, seconds)
     except (PeerLost, MemberLost) as lost:
