@@ -1,5 +1,8 @@
 """Seconds of one sync between hosts with a round-trip time: what workers wait where nothing hides it.
 
+With `--elastic` take recipes of one fragment: workers there take as many steps as they are fast, so that a step may end
+the syncs of several fragments.
+
 Two or more hosts of `benchmarks/netlab`, one worker on each, 15.7M parameters, every recipe with H = 10 and no overlap.
 Between syncs the parameters are only moved a little, so the link idles as while others compute:
 
