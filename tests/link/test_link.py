@@ -255,7 +255,9 @@ def test_a_frame_that_is_too_long_ends_the_group_before_memory_is_taken(ends):
         one.exchange(nothing(2), [memoryview(b""), memoryview(bytearray(1))], 5)
 
 
-def test_groups_leave_no_descriptor_or_thread_behind(ends):
+def test_groups_leave_no_descriptor_or_thread_behind(ends, monkeypatch):
+    """As soon as both ends have left, not only after the time for which one waits for the other to read."""
+    monkeypatch.setattr("isthmus.link.link._CLOSE_SECONDS", 60.0)
     ends.add(2)
     counts = []
     for number in range(30):
@@ -267,6 +269,19 @@ def test_groups_leave_no_descriptor_or_thread_behind(ends):
         counts.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
     for what in zip(*counts, strict=True):
         assert max(what[15:]) <= max(what[:15])
+
+
+@pytest.mark.parametrize("pause_seconds", [0, 0.2])
+def test_links_that_close_one_after_the_other_do_not_wait(ends, pause_seconds, monkeypatch):
+    """Nor does their thread look again and again at a connection whose other end has closed it."""
+    monkeypatch.setattr("isthmus.link.link._CLOSE_SECONDS", 60.0)
+    links = ends.add(2)
+    groups = ends.open()
+    exchange_all(groups, [[0, 10], [10, 0]])
+    groups[0].close()
+    time.sleep(pause_seconds)
+    groups[1].close()
+    wait_until(lambda: not any(link._groups or link._closing for link in links))
 
 
 def test_addresses_that_cannot_be_listened_on():

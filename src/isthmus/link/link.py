@@ -263,10 +263,13 @@ class Link:
         for channel in group.channels.values():
             for lane in channel.lanes:
                 self._unread.pop(lane, None)
-                with suppress(OSError):
+                self._watch(lane.connection, 0, self._look_at_all)  # it was watched for the group until now
+                self._closing[lane.connection] = time.monotonic() + _CLOSE_SECONDS
+                try:
                     lane.write_last()
                     self._watch(lane.connection, _READ, partial(self._drain, lane.connection))
-                self._closing[lane.connection] = time.monotonic() + _CLOSE_SECONDS
+                except OSError:  # the other end is gone
+                    self._close(lane.connection)
             channel.lanes = []
 
     def _drain(self, connection: ssl.SSLSocket, events: int) -> None:
