@@ -25,6 +25,10 @@ def test_progress_reads_what_is_complete_and_begins_anew_when_the_file_is_cut(tm
     path.write_text(step(1, loss=5.0))
     reader.read()
     assert (reader.step, reader.loss) == (1, 5.0)
+    longer = "".join(step(number, loss=0.123456789) for number in range(5))
+    path.write_text(longer)  # cut, and written on before anybody looked
+    reader.read()
+    assert (reader.step, reader.loss) == (4, 0.123456789)
 
 
 def test_progress_on_a_terminal_and_off_it(tmp_path):

@@ -25,7 +25,8 @@ class MetricsReader:
         self._forget()
 
     def _forget(self) -> None:
-        self.position = self.step = self.num_syncs = self.sent_bytes = 0
+        self._position = self.step = self.num_syncs = self.sent_bytes = 0
+        self._last_line = b""  # which ends at the position
         self.tokens = self.train_seconds = self.sync_seconds = self.hidden_seconds = 0.0
         self.loss: float | None = None
         self.eval_loss: float | None = None
@@ -34,14 +35,18 @@ class MetricsReader:
         """Read the lines that have come since the last time; return the reasons of faults among them."""
         if not self.path.exists():
             return []
-        if self.path.stat().st_size < self.position:  # a resumed run has cut it
-            self._forget()
         with self.path.open("rb") as file:
-            file.seek(self.position)
+            file.seek(self._position - len(self._last_line))
             new = file.read()
-        complete = new[: new.rfind(b"\n") + 1]
-        self.position += len(complete)
-        events = [json.loads(line) for line in complete.splitlines()]
+            if not new.startswith(self._last_line):  # a resumed run has cut the file, and may have gone on with it
+                self._forget()
+                file.seek(0)
+                new = file.read()
+        lines = new[len(self._last_line) : new.rfind(b"\n") + 1].splitlines(keepends=True)
+        if lines:
+            self._position += sum(map(len, lines))
+            self._last_line = lines[-1]
+        events = [json.loads(line) for line in lines]
         return [fault for event in events if (fault := self._take(event))]
 
     def _take(self, event: dict[str, Any]) -> str:

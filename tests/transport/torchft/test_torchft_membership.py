@@ -239,7 +239,7 @@ def test_twenty_failed_syncs_leave_nothing_behind(worker):
         held.append(threads_and_descriptors())
     deadline = time.monotonic() + 20  # what is closed is there for a moment: the longer, the busier the machine
     while any(now > first for now, first in zip(threads_and_descriptors(), held[0], strict=True)):
-        assert time.monotonic() < deadline, f"after the syncs, from the first on: {held}; now {threads_and_descriptors()}"
+        assert time.monotonic() < deadline, f"after each sync: {held}; now: {threads_and_descriptors()}"
         time.sleep(0.1)
 
 
