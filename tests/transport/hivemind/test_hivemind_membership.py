@@ -22,7 +22,7 @@ from isthmus.transport.address import free_port
 from isthmus.transport.hivemind.libp2p import Node
 from isthmus.transport.hivemind.matchmaking import MAX_INFO_BYTES
 from isthmus.transport.hivemind.membership import HivemindMembership
-from isthmus.transport.hivemind.node_settings import NodeSettings
+from isthmus.transport.hivemind.node_settings import NodeSettings, lock_identity
 from isthmus.transport.peers import vote
 from isthmus.transport.trust import Trust
 
@@ -290,6 +290,13 @@ def test_bad_settings_are_one_line(worker, options, message):
     with pytest.raises(UserError, match=message) as caught:
         worker("a", **({"connect_seconds": 1} | options))
     assert "\n" not in str(caught.value)
+
+
+def test_an_identity_is_free_a_moment_after_its_process_was_killed(keys):
+    path = keys / "of a killed one.key"
+    held = lock_identity(path)
+    threading.Timer(0.3, held.close).start()
+    lock_identity(path).close()
 
 
 def test_identity_in_use_or_damaged(worker, keys):

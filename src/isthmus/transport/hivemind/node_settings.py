@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import socket
+import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from hivemind.p2p import P2P, PeerID  # type: ignore[import-untyped]
 from hivemind.utils.multiaddr import Multiaddr  # type: ignore[import-untyped]
 
 from isthmus.core.types import UserError
+
+_LOCK_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -81,24 +84,39 @@ def check_ports(listen: Iterable[str]) -> None:
 
 
 def lock_identity(path: Path) -> IO[bytes]:
-    """Make the key where there is none, and lock it, so that no second process goes by the same peer id."""
+    """Make the key where there is none, and lock it, so that no second process goes by the same peer id.
+
+    A killed process holds its lock until the last of its threads has ended, so this waits for a moment.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             P2P.generate_identity(str(path))
         identity = path.open("rb")
+        is_locked = _lock_in_time(identity)
     except OSError as error:
         raise UserError(f"identity {path} cannot be used ({error.strerror}): choose another place") from error
+    if not is_locked:
+        raise UserError(f"identity {path} is in use: each worker needs one of its own")
     try:
-        fcntl.flock(identity, fcntl.LOCK_EX | fcntl.LOCK_NB)
         PeerID.from_identity(identity.read())
-    except BlockingIOError as error:
-        raise UserError(f"identity {path} is in use: each worker needs one of its own") from error
     except Exception as error:
         raise UserError(
             f"identity {path} is damaged: delete it, and a new one is made (with another peer id)"
         ) from error
     return identity
+
+
+def _lock_in_time(file: IO[bytes]) -> bool:
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
 
 
 def describe_failure(error: Exception, settings: NodeSettings, seconds: float) -> UserError:
