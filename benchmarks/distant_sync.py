@@ -6,12 +6,12 @@ the syncs of several fragments.
 Two or more hosts of `benchmarks/netlab`, one worker on each, 15.7M parameters, every recipe with H = 10 and no overlap.
 Between syncs the parameters are only moved a little, so the link idles as while others compute:
 
-    python -m benchmarks.distant_sync [--hosts 2] [--write] [recipe ...]
+    python -m benchmarks.distant_sync [--hosts 2] [--links 500x100x0.1] [--write NAME] [recipe ...]
 
 Beside it stands what the model of the links says of the same collectives (`transport/link_model.py`). `--reread` models
 what an earlier result measured.
 
-One core a host is the machine's that many are; netlab needs root and iproute2.
+Where there are fewer cores than hosts, their work is what is measured; netlab needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--links", default=",".join(f"{rate}x{rtt}" for rate, rtt in LINKS))
     parser.add_argument("--elastic", action="store_true", help="over torchft, its lighthouse on the first host")
     parser.add_argument("--worker", action="store_true")
-    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--write", metavar="NAME", help="of the dated result")
     parser.add_argument("--reread", type=Path, metavar="RESULT.json")
     options = parser.parse_args()
     if options.worker:
@@ -196,7 +196,7 @@ def main() -> None:
             netlab("down")
     if options.write:
         notes = [
-            f"{options.hosts} hosts of benchmarks/netlab, a core each; the network's switch shares these cores",
+            f"{options.hosts} hosts of benchmarks/netlab and the network's switch share the cores of this machine",
             f"medians of {ROUNDS} syncs behind {WARM_UP}; {IDLE_SECONDS:g} s of idleness before each",
             "link alone: all bytes at the link's rate, and one way across",
             "modelled: the collectives of the sync on the model of this link, which knows nothing of the workers' work",
@@ -205,14 +205,7 @@ def main() -> None:
         ]
         if options.elastic:
             notes.append("over torchft, its lighthouse on the first host; the model is that of a static world")
-        write(
-            "distant-sync-elastic" if options.elastic else "distant-sync",
-            "One sync at a distance",
-            list(COLUMNS),
-            rows,
-            notes,
-            rows,
-        )
+        write(options.write, "One sync at a distance", list(COLUMNS), rows, notes, rows)
 
 
 if __name__ == "__main__":
