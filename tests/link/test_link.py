@@ -284,6 +284,17 @@ def test_links_that_close_one_after_the_other_do_not_wait(ends, pause_seconds, m
     wait_until(lambda: not any(link._groups or link._closing for link in links))
 
 
+def test_a_heartbeat_does_not_hide_why_a_group_has_ended(ends):
+    """The others would blame whoever told them, as its connection ends."""
+    ends.add(3)
+    groups = ends.open()
+    with ends.links[0]._changed:
+        groups[0].close_for([2], "worker 2", "it is said to be gone")
+        ends.links[0]._tick()
+    wait_until(lambda: groups[1].lost is not None)
+    assert groups[1].lost.ranks == [2]
+
+
 def test_addresses_that_cannot_be_listened_on():
     with pytest.raises(UserError, match=r"203.0.113.7 is no address of this machine"):
         Link(Identity.generate(), list, "203.0.113.7")

@@ -287,8 +287,9 @@ class Link:
 
     def _tick(self) -> None:
         for group in self._groups:
-            group.tell()
-            group.judge()
+            if group.lost is None:
+                group.tell()
+                group.judge()
         self._look_at_all()
         for connection, until in list(self._closing.items()):
             if self._stopped or time.monotonic() > until:
