@@ -1,8 +1,5 @@
 """Seconds of one sync between hosts with a round-trip time: what workers wait where nothing hides it.
 
-With `--elastic` take recipes of one fragment: workers there take as many steps as they are fast, so that a step may end
-the syncs of several fragments.
-
 Two or more hosts of `benchmarks/netlab`, one worker on each, 15.7M parameters, every recipe with H = 10 and no overlap.
 Between syncs the parameters are only moved a little, so the link idles as while others compute:
 
@@ -10,6 +7,9 @@ Between syncs the parameters are only moved a little, so the link idles as while
 
 Beside it stands what the model of the links says of the same collectives (`transport/link_model.py`). `--reread` models
 what an earlier result measured.
+
+With `--elastic` take recipes of one fragment: workers there take as many steps as they are fast, so that a step may end
+the syncs of several fragments.
 
 Where there are fewer cores than hosts, their work is what is measured; netlab needs root and iproute2.
 """
@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--links", default=",".join(f"{rate}x{rtt}" for rate, rtt in LINKS))
     parser.add_argument("--elastic", action="store_true", help="over torchft, its lighthouse on the first host")
     parser.add_argument("--worker", action="store_true")
-    parser.add_argument("--write", metavar="NAME", help="of the dated result")
+    parser.add_argument("--write", metavar="NAME", help="write a dated result of this name")
     parser.add_argument("--reread", type=Path, metavar="RESULT.json")
     options = parser.parse_args()
     if options.worker:

@@ -241,7 +241,7 @@ class Link:
             group.blame(rank, str(error))
         except OSError as error:
             self._unread.pop(lane, None)
-            self._watch(lane.connection, 0, serve)
+            self._unwatch(lane.connection)
             lane.broken = str(error)  # the other lanes may still bring what was sent before, and why
             if all(each.broken for each in group.channels[rank].lanes):
                 group.blame(rank, lane.broken)
@@ -263,7 +263,7 @@ class Link:
         for channel in group.channels.values():
             for lane in channel.lanes:
                 self._unread.pop(lane, None)
-                self._watch(lane.connection, 0, self._look_at_all)  # it was watched for the group until now
+                self._unwatch(lane.connection)
                 self._closing[lane.connection] = time.monotonic() + _CLOSE_SECONDS
                 try:
                     lane.write_last()
@@ -279,15 +279,18 @@ class Link:
                 return
         self._close(connection)
 
+    def _unwatch(self, connection: ssl.SSLSocket) -> None:
+        with suppress(KeyError, ValueError):  # it is not watched, or is closed
+            self._selector.unregister(connection)
+
     def _close(self, connection: ssl.SSLSocket) -> None:
         del self._closing[connection]
-        with suppress(KeyError, ValueError):
-            self._selector.unregister(connection)
+        self._unwatch(connection)
         connection.close()
 
     def _tick(self) -> None:
         for group in self._groups:
-            if group.lost is None:
+            if group.lost is None:  # else a heartbeat would take the place of what the others were told last
                 group.tell()
                 group.judge()
         self._look_at_all()

@@ -7,6 +7,11 @@ from typing import Annotated
 
 import typer
 
+_Bind = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")]
+_Host = Annotated[
+    str | None,
+    typer.Option(help="How the workers reach this machine.", show_default="its address on the way to the internet"),
+]
 _DHT_LISTEN = "/ip4/0.0.0.0/tcp/29520"
 
 
@@ -20,11 +25,8 @@ def identity(path: Annotated[Path, typer.Argument(help="The file of the key; one
 
 
 def lighthouse(
-    bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")] = "0.0.0.0:29510",
-    host: Annotated[
-        str | None,
-        typer.Option(help="How the workers reach this machine.", show_default="its address on the way to the internet"),
-    ] = None,
+    bind: _Bind = "0.0.0.0:29510",
+    host: _Host = None,
     min_workers: Annotated[int, typer.Option(min=1, help="With fewer nobody meets.")] = 1,
     grace_seconds: Annotated[float, typer.Option(min=0, help="How long the first wait for those still alive.")] = 10,
 ) -> None:
@@ -53,11 +55,8 @@ def dht(
 
 
 def relay(
-    bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")] = "0.0.0.0:29530",
-    host: Annotated[
-        str | None,
-        typer.Option(help="How the workers reach this machine.", show_default="its address on the way to the internet"),
-    ] = None,
+    bind: _Bind = "0.0.0.0:29530",
+    host: _Host = None,
     identity: Annotated[str | None, typer.Option(help="The relay's key, as isthmus identity makes it.")] = None,
     trusted: Annotated[str | None, typer.Option(help="The file of all keys that it serves.")] = None,
 ) -> None:
