@@ -268,7 +268,7 @@ class Link:
                 try:
                     lane.write_last()
                     self._watch(lane.connection, _READ, partial(self._drain, lane.connection))
-                except OSError:  # the other end is gone
+                except OSError:  # the other end has left before
                     self._close(lane.connection)
             channel.lanes = []
 
