@@ -92,6 +92,11 @@ def test_different_configurations_are_found_at_join(zygote):
     assert results(zygote.run("join_only", 3, configs=configs)) == [expected] * 3
 
 
+def test_rank_0_whose_store_ends_with_it_waits_for_those_who_read_late(zygote):
+    told = results(zygote.run("read_late", 2, configs=[{"a": "1"}, {"a": "2"}], seconds=0.5))
+    assert told == ["workers differ in a: worker 0 has 1, worker 1 has 2"] * 2
+
+
 def test_equal_configurations_join(zygote):
     configs = [{"model.seed": "1"}] * 2
     assert results(zygote.run("join_only", 2, configs=configs, expected_workers=2)) == [None] * 2

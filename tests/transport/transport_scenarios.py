@@ -11,7 +11,7 @@ from tests.hosts import enter
 from transport_contract import run_checks
 
 from isthmus.core import UserError
-from isthmus.transport import PeerLost, TransportError
+from isthmus.transport import PeerLost, TransportError, rendezvous
 from isthmus.transport.torch_dist import TorchDist
 
 
@@ -63,6 +63,18 @@ def join_only(rank, configs=None, expected_workers=None, budget=10.0, ranks_per_
         return str(error)
     transport.leave()
     return None
+
+
+def read_late(rank, configs, seconds):
+    """Join as a rank that reads what the others wrote only some seconds after all have written; rank 0 is in time."""
+    wait_for = rendezvous._wait_for
+
+    def wait_and_dawdle(*args):
+        wait_for(*args)
+        time.sleep(seconds * rank)
+
+    rendezvous._wait_for = wait_and_dawdle
+    return join_only(rank, configs)
 
 
 def lose_a_worker(rank, victim, how, budget):

@@ -25,7 +25,7 @@ from isthmus.transport.base import PeerLost, readable_message
 from isthmus.transport.link_end import LinkEnd, LinkOptions, member_at
 
 JOIN_BUDGETS = 10  # clusters do not start at the same moment: workers wait this many sync budgets for one another
-_SAW_SECONDS = 5.0  # for the last ones to see that all came
+_SEEN_SECONDS = 5.0  # for the last ones to see what all have written
 _LOOPBACK = ("localhost", "127.0.0.1")
 _num_stores = itertools.count()
 
@@ -126,13 +126,19 @@ def initialise(backend: str, timeout_seconds: float, names: Sequence[str]) -> No
 def _wait_until_all_came(names: Sequence[str], seconds: float) -> None:
     """Wait for all ranks: if one went on, failed and ended, the others could wait for it, or for its store, in vain."""
     store, rank = open_store(), dist.get_rank()
-    came, saw = ([f"{what}/{r}" for r in range(len(names))] for what in ("came", "saw"))
+    came = [f"came/{r}" for r in range(len(names))]
     store.set(came[rank], "")
     _wait_for(store, came, names, seconds)
-    store.set(saw[rank], "")
-    if rank == 0:  # its store may end with it
+    _tell_seen(store, rank, len(names))
+
+
+def _tell_seen(store: Store, rank: int, size: int) -> None:
+    """Tell that this rank has seen what it waited for; rank 0, whose store may end with it, waits for all to tell."""
+    seen = [f"seen/{r}" for r in range(size)]
+    store.set(seen[rank], "")
+    if rank == 0:
         with suppress(RuntimeError):
-            store.wait(saw, timedelta(seconds=_SAW_SECONDS))
+            store.wait(seen, timedelta(seconds=_SEEN_SECONDS))
 
 
 def _wait_for(store: Store, keys: list[str], names: Sequence[str], seconds: float) -> None:
@@ -203,6 +209,7 @@ class RankLink(LinkEnd):
             told = store.multi_get(keys)
         except RuntimeError as error:
             raise PeerLost([], f"somebody else writes into the store: {readable_message(error)}") from error
+        _tell_seen(store, rank, len(names))
         infos = [self._read(key, name, value) for key, name, value in zip(keys, names, told, strict=True)]
         self.named = [info.place["key"] for info in infos]
         return infos
