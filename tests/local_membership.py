@@ -82,6 +82,8 @@ class LocalMembership(Membership):
         disturb: called with "rendezvous" when one is about to happen; may raise.
     """
 
+    forgets_seconds = 0.0
+
     def __init__(
         self, server: LocalRendezvousServer, name: str, disturb: Callable[[str], None] = lambda point: None
     ) -> None:

@@ -61,11 +61,12 @@ class Group:
     ) -> None:
         self.name, self.members, self.rank, self.channels = name, members, rank, channels
         self.lost: MemberLost | None = None
+        self.dead: list[int] = []  # numbers of members that were lost as their connections broke, or they fell silent
         self.left = False
         self.bound: Group | None = None  # another group of this process, which is lost with this one
         self.notes: dict[str, str] = {}  # what any member shared, here or in a group that is bound to one of these
         self._changed, self._wake = changed, wake
-        self._patience_ticks, self._patience_seconds = patience_ticks, patience_ticks * tick_seconds
+        self._patience_ticks, self._tick_seconds = patience_ticks, tick_seconds
         self._num_exchanges = 0
         for channel in channels.values():
             channel.hear = self._hear
@@ -109,6 +110,10 @@ class Group:
     def num_bulk_lanes(self, rank: int) -> int:
         """Return how many connections carry large messages to a member."""
         return sum(lane.load == "bulk" for lane in self.channels[rank].lanes)
+
+    def silent_seconds(self, rank: int) -> float:
+        """Return for how long nothing has come from a member; of a group that is closed, until it was closed."""
+        return self.channels[rank].silent_ticks * self._tick_seconds
 
     def use_bulk_lanes(self, most: int | None) -> None:
         """Have at most so many connections carry large messages to each member from now on; None: all."""
@@ -171,32 +176,33 @@ class Group:
             broken = next((lane.broken for lane in channel.lanes if lane.broken), "")
             is_parked = any(lane.is_parked for lane in channel.lanes)
             if broken and channel.silent_ticks > _BROKEN_TICKS and not is_parked:
-                self.blame(rank, broken)
+                self.blame(rank, broken, is_dead=True)
         if silent:
-            why = f"gave no sign of life for {self._patience_seconds:.1f} s"
-            self._give_up(silent, f"{self._name(silent)} {why}")
+            why = f"gave no sign of life for {self._patience_ticks * self._tick_seconds:.1f} s"
+            self._give_up(silent, f"{self._name(silent)} {why}", are_dead=True)
 
-    def blame(self, rank: int, why: str) -> None:
+    def blame(self, rank: int, why: str, is_dead: bool = False) -> None:
         """Close the group because of a member: its connection broke, or it does not keep to the rules."""
         beat = self.channels[rank].beat
         match beat.get("given_up"):
             case {"numbers": list(numbers), "names": str(names)} if all(isinstance(each, int) for each in numbers):
-                self.close_for(numbers, names, f"another worker gave up on {names}")
+                are_dead = beat["given_up"].get("dead") is True
+                self.close_for(numbers, names, f"another worker gave up on {names}", are_dead)
             case _ if beat.get("left"):
                 self.channels[rank].has_left = True  # whoever needs nothing more of it goes on
                 self._changed.notify_all()
             case _:
-                self._give_up([rank], f"the connection to {self._name([rank])} broke: {why}")
+                self._give_up([rank], f"the connection to {self._name([rank])} broke: {why}", is_dead)
 
-    def close_for(self, numbers: list[int], names: str, why: str) -> None:
+    def close_for(self, numbers: list[int], names: str, why: str, are_dead: bool) -> None:
         """Close the group because of members, of this one or another, and tell everybody."""
         if self.lost is None:
-            self.lost = MemberLost(numbers, why)
-            self.tell(given_up={"numbers": numbers, "names": names})
+            self.lost, self.dead = MemberLost(numbers, why), numbers if are_dead else []
+            self.tell(given_up={"numbers": numbers, "names": names, "dead": are_dead})
             for channel in self.channels.values():
                 channel.forget()
             if self.bound is not None:
-                self.bound.close_for(numbers, names, why)
+                self.bound.close_for(numbers, names, why, are_dead)
             self._changed.notify_all()
             self._wake()
 
@@ -208,8 +214,8 @@ class Group:
             raise Misbehaviour("it shared too much")
         self.share(notes)
 
-    def _give_up(self, ranks: list[int], why: str) -> None:
-        self.close_for([self.members[rank].number for rank in ranks], self._name(ranks) or "this sync", why)
+    def _give_up(self, ranks: list[int], why: str, are_dead: bool = False) -> None:
+        self.close_for([self.members[rank].number for rank in ranks], self._name(ranks) or "this sync", why, are_dead)
 
     def _wait(self, number: int, deadline: float, seconds: float) -> None:
         while True:

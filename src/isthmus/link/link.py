@@ -244,7 +244,7 @@ class Link:
             self._unwatch(lane.connection)
             lane.broken = str(error)  # the other lanes may still bring what was sent before, and why
             if all(each.broken for each in group.channels[rank].lanes):
-                group.blame(rank, lane.broken)
+                group.blame(rank, lane.broken, is_dead=True)
         else:
             self._watch(lane.connection, interest, serve)
 

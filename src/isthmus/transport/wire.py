@@ -11,6 +11,8 @@ import torch
 from isthmus.core.types import Tensors
 from isthmus.transport.base import TransportError
 
+_MAX_OBJECT_BYTES = 1 << 26
+
 
 def num_bytes(tensors: Tensors) -> int:
     """Return the bytes that tensors take on the wire."""
@@ -63,5 +65,7 @@ def all_gather_object(all_gather: Callable[[Tensors], list[Tensors]], value: Any
     """Gather the values of all ranks, in rank order: whatever JSON can hold."""
     text = json.dumps(value).encode()
     sizes = [int(size) for (size,) in all_gather([torch.tensor(len(text))])]
+    if min(sizes) < 0 or max(sizes) > _MAX_OBJECT_BYTES:
+        raise TransportError(f"objects of {sizes} bytes were announced; {_MAX_OBJECT_BYTES} are allowed")
     padded = torch.frombuffer(bytearray(text.ljust(max(sizes))), dtype=torch.uint8)
     return [json.loads(bytes(theirs.tolist())) for (theirs,) in all_gather([padded])]

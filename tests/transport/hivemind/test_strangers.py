@@ -159,7 +159,7 @@ def test_strangers_do_not_crowd_the_workers_out(workers, stranger):
     key = DHTID.generate(keys_of(workers[0])[0])
     for distance in range(1, 6):
         stranger(node_id=DHTID(key ^ distance)).forget()
-    time.sleep(presence._LIFETIME_SECONDS + 1)  # what others keep of before has expired
+    time.sleep(presence.LIFETIME_SECONDS + 1)  # what others keep of before has expired
     for _ in range(2):
         meet_in_time(workers)
 
@@ -230,7 +230,7 @@ def test_initial_peers_that_hang_do_not_let_a_worker_look_dead(keys, door, silen
         for _ in range(80):
             records = a._node.call(a._presence._others())
             assert b.peer_id in records, "it seems to be gone"
-            assert records[b.peer_id].expires - get_dht_time() > presence._LIFETIME_SECONDS / 2
+            assert records[b.peer_id].expires - get_dht_time() > presence.LIFETIME_SECONDS / 2
             time.sleep(0.25)
     finally:
         for member in members:

@@ -22,6 +22,7 @@ from isthmus.transport.elastic.history import CommitHistory
 from isthmus.transport.elastic.member_info import MemberInfo, member_of, read_told
 from isthmus.transport.elastic.membership import Membership, Rendezvous
 from isthmus.transport.elastic.peer_group import PeerGroup
+from isthmus.transport.elastic.regroup import Regroup
 from isthmus.transport.heal.fetch import Dial
 from isthmus.transport.link_end import LinkEnd
 from isthmus.transport.rendezvous import JOIN_BUDGETS
@@ -61,6 +62,7 @@ class ElasticMember(ElasticPart):
         self.replicated_state = history.replicated_state
         self._link: LinkEnd | None = None
         self._peer_group: PeerGroup | None = None
+        self._regroup: Regroup | None = None
         self._links: list[dict[str, str]] = []  # `LinkEnd.place` of all ranks of this worker
         self.addresses = list[str]()
         self._start_deadline = 0.0  # until then a new run waits for all its workers
@@ -86,6 +88,8 @@ class ElasticMember(ElasticPart):
         self._peer_group = PeerGroup(self.membership.name, link, worker_group.rank, self.sync_budget_seconds)
         if worker_group.rank == 0:
             self.membership.connect(link)
+            if self.needs_majority or 2 * self.min_workers > self.expected_workers:  # else two parts could commit
+                self._regroup = Regroup(self._peer_group, self.membership.forgets_seconds)
         self._links = worker_group.all_gather_object(link.place)
         self.addresses = [link["address"] for link in self._links]
         self._start_deadline = time.monotonic() + JOIN_BUDGETS * self.sync_budget_seconds
@@ -203,8 +207,12 @@ class ElasticMember(ElasticPart):
         """Come to a rendezvous with those who can be reached: nobody counts who died or went away while it waited."""
         deadline = time.monotonic() + wait_seconds
         while True:
-            found = self.membership.rendezvous(info, max(0.1, deadline - time.monotonic()))
-            found = Rendezvous(found.id, self._readable(found.members))
+            found = self._regroup.meet(info) if self._regroup is not None else None
+            if found is None:
+                found = self.membership.rendezvous(info, max(0.1, deadline - time.monotonic()))
+                found = Rendezvous(found.id, self._readable(found.members))
+                if self._regroup is not None:
+                    self._regroup.note(found)
             if self.membership.name not in found.members:
                 raise TransportError(
                     "this worker's own key is not trusted: write it into the file of outer.transport.trusted"
@@ -238,6 +246,7 @@ class ElasticMember(ElasticPart):
             "download_seconds": self._download_seconds,
             "adopt_seconds": self._adopt_seconds,
             "samples_per_step": replicated_state.samples_per_step if replicated_state is not None else 1,
+            "meets_again": False,
         }
 
     def _readable(self, members: dict[str, MemberInfo]) -> dict[str, MemberInfo]:

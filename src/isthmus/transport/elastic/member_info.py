@@ -62,6 +62,7 @@ class Told(TypedDict):
         speed: inner steps a second.
         download_seconds, adopt_seconds: what catching up has taken, until it takes part in a commit.
         samples_per_step: of this worker.
+        meets_again: without the engine, with those who are left after a loss, as far as it depends on this worker.
     """
 
     links: Annotated[list[RankAddress], Field(min_length=1)]
@@ -79,6 +80,7 @@ class Told(TypedDict):
     download_seconds: _Amount
     adopt_seconds: _Amount
     samples_per_step: _Count
+    meets_again: bool
 
 
 _TOLD = TypeAdapter(Told)

@@ -23,6 +23,7 @@ class Membership(Protocol):
     """Finds workers. It is the first rank of a worker that asks; `connect` and `leave` may come from any thread."""
 
     name: str  # this worker's: unique in the run, and the same again after a restart
+    forgets_seconds: float  # after its last sign of life a worker still counts as alive for so long
 
     def connect(self, link: LinkEnd) -> None:
         """Reach the engine: from here on this worker counts as alive.

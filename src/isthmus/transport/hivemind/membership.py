@@ -16,7 +16,7 @@ from isthmus.transport.elastic.membership import Membership, Rendezvous, check_g
 from isthmus.transport.hivemind.libp2p import Node
 from isthmus.transport.hivemind.matchmaking import Matchmaker
 from isthmus.transport.hivemind.node_settings import NodeSettings
-from isthmus.transport.hivemind.presence import Presence
+from isthmus.transport.hivemind.presence import LIFETIME_SECONDS, Presence
 from isthmus.transport.hivemind.worker_records import WorkerRecords
 from isthmus.transport.link_end import LinkEnd
 
@@ -32,6 +32,8 @@ class HivemindMembership(Membership):
 
     After `grace_seconds` a majority goes on without those who are alive but do not come.
     """
+
+    forgets_seconds = LIFETIME_SECONDS
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from hivemind.utils import get_dht_time  # type: ignore[import-untyped]
 from isthmus.transport.hivemind.libp2p import Node
 from isthmus.transport.hivemind.worker_records import WorkerRecords
 
-_LIFETIME_SECONDS = 10.0  # of a record; workers' clocks may differ by 3 s
+LIFETIME_SECONDS = 10.0  # of a record; workers' clocks may differ by 3 s
 _ANNOUNCE_SECONDS = 2.5
 _WITHDRAW_SECONDS = 0.1  # the record that expires last counts: this one, until the worker comes back
 
@@ -61,7 +61,7 @@ class Presence:
 
     async def announce(self) -> None:
         """Tell the others that this worker is alive."""
-        await self._store(self._name, max(get_dht_time() + _LIFETIME_SECONDS, self._expires + _WITHDRAW_SECONDS))
+        await self._store(self._name, max(get_dht_time() + LIFETIME_SECONDS, self._expires + _WITHDRAW_SECONDS))
 
     async def withdraw(self) -> None:
         """Tell the others not to wait for this worker."""

@@ -18,14 +18,15 @@ from isthmus.transport.base import TransportError
 from isthmus.transport.elastic.membership import check_grace
 from isthmus.transport.timeouts import NoAnswer, TimedCalls
 
-_BEAT_SECONDS = 1.0
+BEAT_SECONDS = 1.0
+DEAD_SECONDS = 5.0
 _ATTEMPT_SECONDS = 2.0  # one attempt at a connection: Ctrl-C works between two
 _SPARE_SECONDS = 5.0  # for the way to the lighthouse and back
 
 
 @contextmanager
 def lighthouse(
-    bind: str = "0.0.0.0:0", min_workers: int = 1, grace_seconds: float = 10.0, dead_seconds: float = 5.0
+    bind: str = "0.0.0.0:0", min_workers: int = 1, grace_seconds: float = 10.0, dead_seconds: float = DEAD_SECONDS
 ) -> Iterator[int]:
     """Run a lighthouse in this process, for as long as the context lasts.
 
@@ -137,7 +138,7 @@ class LighthouseConnection:
         self._client = None  # its threads end with it
 
     def _beat(self) -> None:
-        while not self._closed.wait(_BEAT_SECONDS):
+        while not self._closed.wait(BEAT_SECONDS):
             if self.beats:
                 with suppress(RuntimeError, TimeoutError):  # a lighthouse that is away may come back
                     self._client.heartbeat(self.name, timedelta(seconds=_ATTEMPT_SECONDS))

@@ -12,7 +12,7 @@ from isthmus.transport.elastic.member_info import MemberInfo
 from isthmus.transport.elastic.membership import Membership, Rendezvous
 from isthmus.transport.link_end import LinkEnd
 from isthmus.transport.timeouts import TimedCalls
-from isthmus.transport.torchft.lighthouse import LighthouseConnection
+from isthmus.transport.torchft.lighthouse import BEAT_SECONDS, DEAD_SECONDS, LighthouseConnection
 from isthmus.transport.trust import Trust
 
 _LOGGER = logging.getLogger(__name__)
@@ -27,6 +27,8 @@ class TorchFTMembership(Membership):
     What a worker tells is signed, and who is not trusted does not count: those who only reach the lighthouse can at
     worst withhold what was told. All timeouts follow from the sync budget, the bound on one collective.
     """
+
+    forgets_seconds = DEAD_SECONDS + BEAT_SECONDS
 
     def __init__(self, lighthouse: str, name: str, sync_budget_seconds: float = 60.0) -> None:
         self.name = name

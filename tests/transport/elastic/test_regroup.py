@@ -1,0 +1,170 @@
+"""After a loss those who are left meet over their own connections, and all of them ask the engine where not all can."""
+
+import socket
+import time
+
+import pytest
+from tests.local_membership import LocalMembership, LocalRendezvousServer
+from tests.transport.links import connect, leave, meet, open_link
+from tests.transport.threads import together
+
+from isthmus.transport import TransportError
+from isthmus.transport.elastic.history import CommitHistory
+from isthmus.transport.elastic.member import ElasticMember
+from isthmus.transport.worker_group import SINGLE_RANK
+
+
+class Engine(LocalMembership):
+    """One that goes on counting the dead as alive, for so many seconds."""
+
+    def __init__(self, server, name, forgets_seconds):
+        super().__init__(server, name)
+        self.forgets_seconds, self.num_asked = forgets_seconds, 0
+
+    def rendezvous(self, info, wait_seconds):
+        self.num_asked += 1
+        return super().rendezvous(info, wait_seconds)
+
+
+class World:
+    """Workers a, b, c and so on, who have met."""
+
+    def __init__(self, num_workers, forgets_seconds):
+        self.server = LocalRendezvousServer(grace_seconds=60)
+        self.workers = [connect(Engine(self.server, name, forgets_seconds)) for name in "abcde"[:num_workers]]
+        self.meet(self.workers)
+
+    def meet(self, workers):
+        """Have workers meet; returns the names that all of them found, and what they call this rendezvous."""
+        begin = time.monotonic()
+        all_found = together(*(lambda each=each: meet(each) for each in workers))
+        assert all(found == all_found[0] for found in all_found)
+        assert time.monotonic() - begin < self.server.grace_seconds / 4
+        return list(all_found[0].members), all_found[0].id
+
+    @property
+    def asked(self):
+        """How often each worker has asked the engine."""
+        return [each.membership.num_asked for each in self.workers]
+
+    def take_away(self, worker):
+        """Break a worker's connections, as if it had died; the engine knows nothing of it."""
+        for channel in worker.peer_group._group.channels.values():
+            for lane in channel.lanes:
+                socket.socket.shutdown(lane.connection, socket.SHUT_RDWR)
+        others = [each for each in self.workers if worker.membership.name in each.peer_group.names]
+        deadline = time.monotonic() + 10
+        while any(each.peer_group.is_intact for each in others):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def world():
+    worlds = []
+
+    def made(num_workers, forgets_seconds=60.0):
+        worlds.append(World(num_workers, forgets_seconds))
+        return worlds[-1]
+
+    yield made
+    for each in worlds:
+        for worker in each.workers:
+            leave(worker)
+
+
+def test_those_who_are_left_meet_at_once_without_the_engine(world):
+    run = world(3)
+    a, b, c = run.workers
+    run.take_away(c)
+    ids = set()
+    for _ in range(3):
+        names, found_id = run.meet([a, b])
+        assert names == ["a", "b"]
+        ids.add(found_id)
+    assert len(ids) == 3
+    assert run.asked == [1, 1, 1]
+
+
+def test_when_the_engine_has_forgotten_the_lost_it_is_asked_again(world):
+    run = world(3, forgets_seconds=0.0)
+    a, b, c = run.workers
+    run.take_away(c)
+    run.meet([a, b])
+    assert run.asked == [1, 1, 1]
+    run.server.kill("c")
+    assert run.meet([a, b])[0] == ["a", "b"]
+    assert run.asked == [2, 2, 1]
+
+
+def test_members_are_lost_one_after_the_other(world):
+    run = world(5)
+    for count, lost in enumerate(reversed(run.workers[3:]), 1):
+        run.take_away(lost)
+        assert len(run.meet(run.workers[:-count])[0]) == 5 - count
+    assert run.asked == [1] * 5
+
+
+def test_half_of_those_whom_the_engine_saw_do_not_go_on_alone(world):
+    run = world(4)
+    for lost in run.workers[2:]:
+        run.take_away(lost)
+        run.server.kill(lost.membership.name)
+    assert run.meet(run.workers[:2])[0] == ["a", "b"]
+    assert run.asked == [2, 2, 1, 1]
+
+
+def test_where_one_does_not_come_all_ask_the_engine(world):
+    run = world(4)
+    a, b, c, d = run.workers
+    run.take_away(d)
+    run.server.kill("d")
+
+    def late(worker):
+        time.sleep(1.5)  # longer than those who came first wait for it
+        return meet(worker)
+
+    found = together(lambda: meet(a), lambda: meet(b), lambda: late(c))
+    assert {each.id for each in found} == {found[0].id}
+    assert list(found[0].members) == ["a", "b", "c"]
+    assert run.asked == [2, 2, 2, 1]
+
+
+def test_who_has_to_catch_up_does_not_hold_the_others_up(world):
+    run = world(3)
+    a, b, c = run.workers
+    run.take_away(c)
+    run.server.kill("c")
+    ahead = {"version": 1}
+    assert [each.members["a"]["version"] for each in together(lambda: meet(a, **ahead), lambda: meet(b))] == [1, 1]
+    assert run.asked == [1, 1, 1]
+    together(lambda: meet(a, **ahead), lambda: meet(b))
+    assert run.asked == [2, 2, 1]
+
+
+def test_what_cannot_be_read_is_left_to_the_engine(world):
+    run = world(3)
+    a, b, c = run.workers
+    run.take_away(c)
+    run.server.kill("c")
+
+    def mumble():
+        with pytest.raises(TransportError):  # nor can this worker itself read it
+            meet(b, version="one")
+
+    found, _ = together(lambda: meet(a), mumble)
+    assert list(found.members) == ["a"]
+    assert run.asked == [2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("min_workers", "needs_majority", "expected_workers", "regroups"),
+    [(2, False, 4, False), (3, False, 4, True), (1, True, 4, True)],
+)
+def test_only_where_no_two_parts_can_commit(min_workers, needs_majority, expected_workers, regroups):
+    membership = LocalMembership(LocalRendezvousServer(), "a")
+    member = ElasticMember(membership, CommitHistory(None), {}, min_workers, needs_majority, expected_workers, 6.0)
+    link = open_link()
+    member.connect(SINGLE_RANK, link)
+    assert (member._regroup is not None) == regroups
+    leave(member)
