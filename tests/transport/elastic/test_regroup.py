@@ -30,9 +30,14 @@ class World:
     """Workers a, b, c and so on, who have met."""
 
     def __init__(self, num_workers, forgets_seconds):
-        self.server = LocalRendezvousServer(grace_seconds=60)
-        self.workers = [connect(Engine(self.server, name, forgets_seconds)) for name in "abcde"[:num_workers]]
+        self.server, self.workers = LocalRendezvousServer(grace_seconds=60), []
+        self.forgets_seconds = forgets_seconds
+        for name in "abcde"[:num_workers]:
+            self.come(name)
         self.meet(self.workers)
+
+    def come(self, name):
+        self.workers.append(connect(Engine(self.server, name, self.forgets_seconds)))
 
     def meet(self, workers):
         """Have workers meet; returns the names that all of them found, and what they call this rendezvous."""
@@ -95,6 +100,18 @@ def test_when_the_engine_has_forgotten_the_lost_it_is_asked_again(world):
     run.server.kill("c")
     assert run.meet([a, b])[0] == ["a", "b"]
     assert run.asked == [2, 2, 1]
+
+
+def test_one_that_came_later_calls_the_rendezvous_as_the_others_do(world):
+    run = world(3, forgets_seconds=0.0)
+    run.take_away(run.workers[2])
+    run.server.kill("c")
+    run.meet(run.workers[:2])
+    run.come("d")
+    run.meet([*run.workers[:2], run.workers[3]])
+    run.take_away(run.workers[1])
+    assert run.meet([run.workers[0], run.workers[3]])[0] == ["a", "d"]
+    assert run.asked == [2, 2, 1, 1]
 
 
 def test_members_are_lost_one_after_the_other(world):

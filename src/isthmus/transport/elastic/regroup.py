@@ -32,7 +32,7 @@ class Regroup:
         self._peer_group, self._forgets_seconds = peer_group, forgets_seconds
         self._num_workers = 0  # at the last rendezvous of the engine
         self._goes_on, self._until = False, 0.0  # whether all have said that they meet again like this; own wish
-        self._count = 0
+        self._count = 0  # of the rendezvous over the present group
 
     def note(self, found: Rendezvous) -> None:
         """Take note of a rendezvous of the engine."""
@@ -51,6 +51,7 @@ class Regroup:
                 now = time.monotonic()
                 self._until = max(self._until if goes_on else 0.0, now + self._forgets_seconds - silent_seconds)
                 self._peer_group.reopen(names)
+                self._count = 0
             return self._gather(info | {"groups": [self._peer_group.id, *info["groups"][1:]]})
         except (MemberLost, TransportError, ValueError):  # the last: what was told cannot be read
             self._peer_group.close()
