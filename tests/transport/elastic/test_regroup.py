@@ -53,10 +53,11 @@ class World:
         return [each.membership.num_asked for each in self.workers]
 
     def take_away(self, worker):
-        """Break a worker's connections, as if it had died; the engine knows nothing of it."""
-        for channel in worker.peer_group._group.channels.values():
-            for lane in channel.lanes:
-                socket.socket.shutdown(lane.connection, socket.SHUT_RDWR)
+        """Break all of a worker's connections at once, as if it had died; the engine knows nothing of it."""
+        with worker._link._changed:
+            for channel in worker.peer_group._group.channels.values():
+                for lane in channel.lanes:
+                    socket.socket.shutdown(lane.connection, socket.SHUT_RDWR)
         others = [each for each in self.workers if worker.membership.name in each.peer_group.names]
         deadline = time.monotonic() + 10
         while any(each.peer_group.is_intact for each in others):
