@@ -43,7 +43,9 @@ class LocalRendezvousServer:
             self._waiting.pop(name, None)
             self._changed.notify_all()
 
-    def rendezvous(self, name: str, info: MemberInfo, wait_seconds: float) -> Rendezvous:
+    def rendezvous(
+        self, name: str, info: MemberInfo, wait_seconds: float, gives_up: Callable[[], bool] = lambda: False
+    ) -> Rendezvous:
         """Wait for the other workers; see `Membership.rendezvous`."""
         info = dict(info)  # it comes with an equal one again where not all could connect
         with self._changed:
@@ -53,6 +55,9 @@ class LocalRendezvousServer:
             end = time.monotonic() + wait_seconds
             while True:
                 self.check_alive(name)
+                if gives_up():
+                    self._waiting.pop(name, None)
+                    raise TransportError("given up")
                 if self._last is not None and self._last.members.get(name) is info:
                     return self._last
                 now = time.monotonic()
@@ -61,7 +66,7 @@ class LocalRendezvousServer:
                     self._last, self._waiting = Rendezvous(f"rendezvous-{next(self._numbers)}", members), {}
                     self._changed.notify_all()
                     return self._last
-                self._changed.wait(min(end, self._first_came + self.grace_seconds) - now + 0.001)
+                self._changed.wait(min(0.1, min(end, self._first_came + self.grace_seconds) - now + 0.001))
 
     def check_alive(self, name: str) -> None:
         """Raise `TransportError` when a worker is gone."""
@@ -94,9 +99,11 @@ class LocalMembership(Membership):
         self.server.connect(self.name)
 
     @override
-    def rendezvous(self, info: MemberInfo, wait_seconds: float) -> Rendezvous:
+    def rendezvous(
+        self, info: MemberInfo, wait_seconds: float, gives_up: Callable[[], bool] = lambda: False
+    ) -> Rendezvous:
         self._disturb("rendezvous")
-        return self.server.rendezvous(self.name, info, wait_seconds)
+        return self.server.rendezvous(self.name, info, wait_seconds, gives_up)
 
     @override
     def rest(self) -> None:

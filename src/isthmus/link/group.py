@@ -229,7 +229,8 @@ class Group:
                 late = [r for r, channel in self.channels.items() if channel.beat.get("exchanges", 0) < number]
                 whose = f"{self._name(late)} did not come, though alive" if late else "though all take part"
                 advice = "if this is their usual pace, raise sync_budget_seconds or send less"
-                self._give_up(late, f"not done in {seconds:g} s, {whose}; {advice}")
+                are_dead = bool(late) and all(self.channels[r].silent_ticks > self._patience_ticks // 2 for r in late)
+                self._give_up(late, f"not done in {seconds:g} s, {whose}; {advice}", are_dead)
             else:
                 self._changed.wait(max(0.0, deadline - time.monotonic()) + 0.01)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+LOOK_SECONDS = 0.1  # between two looks whether what waits for an answer gives up
 
 
 class NoAnswer(RuntimeError):
@@ -26,8 +28,13 @@ class TimedCalls:
         self._cancelled = False
         self._pending: Future[Any] = Future()
 
-    def call(self, seconds: float, function: Callable[[], Result]) -> Result:
-        """Return the result of a function, or raise its exception, or `NoAnswer` after so many seconds."""
+    def call(
+        self, seconds: float, function: Callable[[], Result], gives_up: Callable[[], bool] = lambda: False
+    ) -> Result:
+        """Return the result of a function, or raise its exception, or `NoAnswer` where that takes too long.
+
+        That is after so many seconds, or soon after `gives_up()` has become true.
+        """
         self._pending = future = Future[Result]()
         if self._cancelled:
             self.cancel()
@@ -41,11 +48,14 @@ class TimedCalls:
 
         threading.Thread(target=run, name="isthmus-call", daemon=True).start()
         try:
-            return future.result(seconds)
-        except TimeoutError:
-            if future.done():
-                raise  # the call's own
-            raise NoAnswer(f"no answer within {seconds:g} s") from None
+            deadline = time.monotonic() + seconds
+            while not future.done():
+                if gives_up():
+                    raise NoAnswer("given up")
+                if time.monotonic() > deadline:
+                    raise NoAnswer(f"no answer within {seconds:g} s")
+                wait([future], min(LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+            return future.result()
         finally:
             self._pending = Future()  # or the result would live until the next call
 

@@ -109,8 +109,8 @@ class Foreign(LocalMembership):
         super().__init__(server, name)
         self.told = {}
 
-    def rendezvous(self, info, wait_seconds):
-        return super().rendezvous(self.told, wait_seconds)
+    def rendezvous(self, info, *rest):
+        return super().rendezvous(self.told, *rest)
 
 
 FOREIGN = {

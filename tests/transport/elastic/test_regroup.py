@@ -2,6 +2,7 @@
 
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.local_membership import LocalMembership, LocalRendezvousServer
@@ -21,9 +22,9 @@ class Engine(LocalMembership):
         super().__init__(server, name)
         self.forgets_seconds, self.num_asked = forgets_seconds, 0
 
-    def rendezvous(self, info, wait_seconds):
+    def rendezvous(self, *arguments):
         self.num_asked += 1
-        return super().rendezvous(info, wait_seconds)
+        return super().rendezvous(*arguments)
 
 
 class World:
@@ -90,6 +91,17 @@ def test_those_who_are_left_meet_at_once_without_the_engine(world):
         ids.add(found_id)
     assert len(ids) == 3
     assert run.asked == [1, 1, 1]
+
+
+def test_whoever_waits_at_the_engine_when_somebody_dies_leaves_it(world):
+    run = world(3)
+    a, b, c = run.workers
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(meet, a)
+        time.sleep(0.3)
+        run.take_away(c)
+        assert meet(b).id == waiting.result().id
+    assert run.asked == [2, 1, 1]
 
 
 def test_when_the_engine_has_forgotten_the_lost_it_is_asked_again(world):
@@ -184,5 +196,5 @@ def test_only_where_no_two_parts_can_commit(min_workers, needs_majority, expecte
     member = ElasticMember(membership, CommitHistory(None), {}, min_workers, needs_majority, expected_workers, 6.0)
     link = open_link()
     member.connect(SINGLE_RANK, link)
-    assert (member._regroup is not None) == regroups
+    assert member._regroup._is_allowed == regroups
     leave(member)

@@ -62,7 +62,7 @@ class ElasticMember(ElasticPart):
         self.replicated_state = history.replicated_state
         self._link: LinkEnd | None = None
         self._peer_group: PeerGroup | None = None
-        self._regroup: Regroup | None = None
+        self._regroup: Regroup
         self._links: list[dict[str, str]] = []  # `LinkEnd.place` of all ranks of this worker
         self.addresses = list[str]()
         self._start_deadline = 0.0  # until then a new run waits for all its workers
@@ -86,10 +86,10 @@ class ElasticMember(ElasticPart):
         """Begin to take part with these connected ranks, of which this one serves its part of the state at the link."""
         self.worker_group, self._link = worker_group, link
         self._peer_group = PeerGroup(self.membership.name, link, worker_group.rank, self.sync_budget_seconds)
+        is_whole = self.needs_majority or 2 * self.min_workers > self.expected_workers  # else two parts could commit
+        self._regroup = Regroup(self._peer_group, self.membership.forgets_seconds, is_whole)
         if worker_group.rank == 0:
             self.membership.connect(link)
-            if self.needs_majority or 2 * self.min_workers > self.expected_workers:  # else two parts could commit
-                self._regroup = Regroup(self._peer_group, self.membership.forgets_seconds)
         self._links = worker_group.all_gather_object(link.place)
         self.addresses = [link["address"] for link in self._links]
         self._start_deadline = time.monotonic() + JOIN_BUDGETS * self.sync_budget_seconds
@@ -207,12 +207,17 @@ class ElasticMember(ElasticPart):
         """Come to a rendezvous with those who can be reached: nobody counts who died or went away while it waited."""
         deadline = time.monotonic() + wait_seconds
         while True:
-            found = self._regroup.meet(info) if self._regroup is not None else None
+            found = self._regroup.meet(info)
             if found is None:
-                found = self.membership.rendezvous(info, max(0.1, deadline - time.monotonic()))
+                try:
+                    left = max(0.1, deadline - time.monotonic())
+                    found = self.membership.rendezvous(info, left, self._regroup.is_due)
+                except TransportError:
+                    if self._regroup.is_due():
+                        continue
+                    raise
                 found = Rendezvous(found.id, self._readable(found.members))
-                if self._regroup is not None:
-                    self._regroup.note(found)
+                self._regroup.note(found)
             if self.membership.name not in found.members:
                 raise TransportError(
                     "this worker's own key is not trusted: write it into the file of outer.transport.trusted"

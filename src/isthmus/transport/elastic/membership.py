@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,15 +33,18 @@ class Membership(Protocol):
         cannot be reached, a `UserError` says who, for how long, and what to try.
         """
 
-    def rendezvous(self, info: MemberInfo, wait_seconds: float) -> Rendezvous:
+    def rendezvous(
+        self, info: MemberInfo, wait_seconds: float, gives_up: Callable[[], bool] = lambda: False
+    ) -> Rendezvous:
         """Tell `info` to the workers that come to the same rendezvous, and return theirs.
 
         Blocks until those that are alive have come, or the stragglers' grace is over. Ends at the latest after
-        `wait_seconds`. A worker beside which nobody else is alive is alone at its rendezvous.
+        `wait_seconds`, and soon after `gives_up()` has become true. A worker beside which nobody else is alive is alone
+        at its rendezvous.
 
         Raises:
-            TransportError: the engine failed or does not answer, or too few of those that are alive came (the real
-                engines ask for a majority of them, so that a run is never split in two).
+            TransportError: it was given up, the engine failed or does not answer, or too few of those that are alive
+                came (the real engines ask for a majority of them, so that a run is never split in two).
         """
 
     def rest(self) -> None:

@@ -26,10 +26,11 @@ class Regroup:
     Args:
         peer_group: of the first rank of this worker.
         forgets_seconds: see `Membership`.
+        is_allowed: no two parts of the run could commit without the engine.
     """
 
-    def __init__(self, peer_group: PeerGroup, forgets_seconds: float) -> None:
-        self._peer_group, self._forgets_seconds = peer_group, forgets_seconds
+    def __init__(self, peer_group: PeerGroup, forgets_seconds: float, is_allowed: bool) -> None:
+        self._peer_group, self._forgets_seconds, self._is_allowed = peer_group, forgets_seconds, is_allowed
         self._num_workers = 0  # at the last rendezvous of the engine
         self._goes_on, self._until = False, 0.0  # whether all have said that they meet again like this; own wish
         self._count = 0  # of the rendezvous over the present group
@@ -38,16 +39,19 @@ class Regroup:
         """Take note of a rendezvous of the engine."""
         self._num_workers, self._goes_on = len(found.members), False
 
+    def is_due(self) -> bool:
+        """Return whether somebody died, and those who are left meet without the engine."""
+        names, _ = self._peer_group.remaining()
+        return self._is_allowed and 2 * len(names) > self._num_workers > 0
+
     def meet(self, info: MemberInfo) -> Rendezvous | None:
         """Return the rendezvous of those who are left; None where the engine has to be asked."""
-        names, silent_seconds = self._peer_group.remaining()
-        if not names and not (self._goes_on and self._peer_group.is_intact):
+        is_due, goes_on, self._goes_on = self.is_due(), self._goes_on, False
+        if not is_due and not (goes_on and self._peer_group.is_intact):
             return None
-        goes_on, self._goes_on = self._goes_on, False
         try:
-            if names:
-                if 2 * len(names) <= self._num_workers:
-                    return None
+            if is_due:
+                names, silent_seconds = self._peer_group.remaining()
                 now = time.monotonic()
                 self._until = max(self._until if goes_on else 0.0, now + self._forgets_seconds - silent_seconds)
                 self._peer_group.reopen(names)

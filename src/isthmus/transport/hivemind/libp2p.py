@@ -7,8 +7,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Coroutine
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import IO, Any, TypeVar
@@ -31,6 +31,7 @@ from isthmus.transport.hivemind.node_settings import (
     lock_identity,
 )
 from isthmus.transport.hivemind.signature_validator import SignatureValidator
+from isthmus.transport.timeouts import LOOK_SECONDS
 from isthmus.transport.trust import Trust
 
 Result = TypeVar("Result")
@@ -77,13 +78,21 @@ class Node:
             self.stop()
             raise
 
-    def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine on the loop and wait for it, from any other thread, unless the node is stopped."""
+    def call(self, work: Coroutine[Any, Any, Result], gives_up: Callable[[], bool] = lambda: False) -> Result:
+        """Run a coroutine on the loop and wait for it, from any other thread, unless the node is stopped.
+
+        Raises:
+            TransportError: the node is stopped, or the wait was given up.
+        """
         if self._stopped or not self._thread.is_alive():
             work.close()
             raise TransportError("this worker has left, or has not connected")
         future: Future[Result] = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
+            while not future.done():
+                if gives_up() and future.cancel():
+                    raise TransportError("given up")
+                wait([future], LOOK_SECONDS)
             return future.result()
         except CancelledError as error:
             raise TransportError("this worker has left") from error

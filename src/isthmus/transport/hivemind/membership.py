@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -72,8 +73,10 @@ class HivemindMembership(Membership):
         return self._node.call(self._node.addresses())
 
     @override
-    def rendezvous(self, info: MemberInfo, wait_seconds: float) -> Rendezvous:
-        return self._node.call(self._match(info, wait_seconds))
+    def rendezvous(
+        self, info: MemberInfo, wait_seconds: float, gives_up: Callable[[], bool] = lambda: False
+    ) -> Rendezvous:
+        return self._node.call(self._match(info, wait_seconds), gives_up)
 
     @override
     def rest(self) -> None:

@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -110,7 +110,14 @@ class LighthouseConnection:
                 time.sleep(0.1)
         self._thread.start()
 
-    def ask(self, calls: TimedCalls, seconds: float, store_address: str, data: dict[str, Any]) -> Any:
+    def ask(
+        self,
+        calls: TimedCalls,
+        seconds: float,
+        store_address: str,
+        data: dict[str, Any],
+        gives_up: Callable[[], bool] = lambda: False,
+    ) -> Any:
         """Wait for a quorum with this worker in it; return a `torchft._torchft.Quorum`."""
         client, timeout = self._client, timedelta(seconds=seconds)
         if client is None:
@@ -119,6 +126,7 @@ class LighthouseConnection:
             return calls.call(
                 seconds + _SPARE_SECONDS,
                 lambda: client.quorum(self.name, timeout, store_address=store_address, data=data),
+                gives_up,
             )
         except TimeoutError as error:
             raise TransportError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from typing_extensions import override
@@ -44,18 +45,20 @@ class TorchFTMembership(Membership):
         self._lighthouse.connect(self.sync_budget_seconds)
 
     @override
-    def rendezvous(self, info: MemberInfo, wait_seconds: float) -> Rendezvous:
+    def rendezvous(
+        self, info: MemberInfo, wait_seconds: float, gives_up: Callable[[], bool] = lambda: False
+    ) -> Rendezvous:
         link = self._link
         assert link is not None, "connect comes first"
         self._lighthouse.beats = True
-        quorum = self._lighthouse.ask(self._calls, wait_seconds, link.announced, link.trust.sign(self.name, info))
+        told = link.trust.sign(self.name, info)
+        quorum = self._lighthouse.ask(self._calls, wait_seconds, link.announced, told, gives_up)
         addresses = {member.replica_id: member.store_address for member in quorum.participants}
         if addresses[self.name] != link.announced:
             raise TransportError(f"another process, at {addresses[self.name]}, calls itself {self.name} too")
         # the lighthouse counts its quorums anew when it restarts, and gives equal ones the same number
         rendezvous_id = f"{quorum.quorum_id}-{quorum.created.seconds}.{quorum.created.nanos:09d}"
-        told = {member.replica_id: member.data for member in quorum.participants}
-        return Rendezvous(rendezvous_id, self._read(link.trust, told))
+        return Rendezvous(rendezvous_id, self._read(link.trust, {m.replica_id: m.data for m in quorum.participants}))
 
     @override
     def rest(self) -> None:
