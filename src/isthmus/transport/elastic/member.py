@@ -213,9 +213,10 @@ class ElasticMember(ElasticPart):
                     left = max(0.1, deadline - time.monotonic())
                     found = self.membership.rendezvous(info, left, self._regroup.is_due)
                 except TransportError:
-                    if self._regroup.is_due():
-                        continue
-                    raise
+                    if not self._regroup.is_due():
+                        raise
+                if found is None or self._regroup.is_due():  # somebody died meanwhile
+                    continue
                 found = Rendezvous(found.id, self._readable(found.members))
                 self._regroup.note(found)
             if self.membership.name not in found.members:
