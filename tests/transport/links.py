@@ -1,5 +1,6 @@
 """Ends of the link for workers of this machine, and members of an elastic world that train nothing."""
 
+import socket
 from typing import Any
 
 from isthmus.transport.elastic.history import CommitHistory
@@ -38,6 +39,16 @@ def everybody(member: ElasticMember, found: Rendezvous) -> BufferPeers:
     """Return the peers of a sync of all who came, with equal weights."""
     names = list(found.members)
     return member.peer_group.peers(found, names, [1 / len(names)] * len(names))
+
+
+def break_connections(member: ElasticMember) -> None:
+    """Break all connections of a worker with its peers at once, as if it had died."""
+    assert member._link is not None
+    assert member.peer_group._group is not None
+    with member._link._changed:
+        for channel in member.peer_group._group.channels.values():
+            for lane in channel.lanes:
+                socket.socket.shutdown(lane.connection, socket.SHUT_RDWR)
 
 
 def leave(member: ElasticMember) -> None:

@@ -1,12 +1,11 @@
 """After a loss those who are left meet over their own connections, and all of them ask the engine where not all can."""
 
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.local_membership import LocalMembership, LocalRendezvousServer
-from tests.transport.links import connect, leave, meet, open_link
+from tests.transport.links import break_connections, connect, leave, meet, open_link
 from tests.transport.threads import together
 
 from isthmus.transport import TransportError
@@ -55,10 +54,7 @@ class World:
 
     def take_away(self, worker):
         """Break all of a worker's connections at once, as if it had died; the engine knows nothing of it."""
-        with worker._link._changed:
-            for channel in worker.peer_group._group.channels.values():
-                for lane in channel.lanes:
-                    socket.socket.shutdown(lane.connection, socket.SHUT_RDWR)
+        break_connections(worker)
         others = [each for each in self.workers if worker.membership.name in each.peer_group.names]
         deadline = time.monotonic() + 10
         while any(each.peer_group.is_intact for each in others):

@@ -6,13 +6,14 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 from hivemind_scenarios import LISTEN, alive, wait_for
-from tests.transport.links import connect, everybody, leave, meet
+from tests.transport.links import break_connections, connect, everybody, leave, meet
 from tests.transport.threads import together
 from transport_contract import run_checks
 
@@ -376,3 +377,18 @@ def test_who_has_to_catch_up_is_not_waited_for(worker):
     assert list(meet(a).members) == ["a"]
     assert time.monotonic() - start < 5
     assert [list(found.members) for found in rendezvous(a, b)] == [["a", "b"]] * 2
+
+
+def test_those_who_are_left_do_not_wait_for_the_dht(worker):
+    """Not even the one that waits there already; the third one counts as alive there all along."""
+    a, b, c = worker("a"), worker("b"), worker("c")
+    rendezvous(a, b, c)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(meet, a)
+        time.sleep(0.5)
+        break_connections(c)
+        begin = time.monotonic()
+        found = meet(b)
+        assert waiting.result() == found
+    assert list(found.members) == ["a", "b"]
+    assert time.monotonic() - begin < a.membership.forgets_seconds / 2

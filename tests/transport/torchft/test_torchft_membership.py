@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from tests.transport.links import connect, leave, meet, open_link
+from tests.transport.links import break_connections, connect, leave, meet, open_link
 from tests.transport.threads import together
 from transport_contract import CHECKS
 
@@ -315,3 +315,18 @@ def test_a_lighthouse_that_dies_and_returns(zygote):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=10)
     assert (process.returncode, errors) == (0, "")
+
+
+def test_those_who_are_left_do_not_wait_for_the_lighthouse(worker):
+    """Not even the one that waits there already; the third one counts as alive there all along."""
+    a, b, c = worker("a"), worker("b"), worker("c")
+    rendezvous(a, b, c)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(meet, a)
+        time.sleep(0.5)
+        break_connections(c)
+        begin = time.monotonic()
+        found = meet(b)
+        assert waiting.result() == found
+    assert list(found.members) == ["a", "b"]
+    assert time.monotonic() - begin < a.membership.forgets_seconds / 2

@@ -104,7 +104,7 @@ class ElasticTransport(ConfiguredTransport):
         self.worker_group = connect_worker_group(self.limits.ranks_per_worker, seconds, self._link_options)
         self._server = StateServer(provide, provide_seconds=2 * seconds)
         options = self._link_options.of_rank(self.worker_group.rank)
-        self._link = LinkEnd(options, self._towards, min(0.5, seconds / 20), min(10.0, seconds / 5))
+        self._link = LinkEnd(options, self._towards, min(0.5, seconds / 20), min(8.0, seconds / 7.5))
         self._link.serve(STATE, self._server.serve)
         atexit.register(self.leave)
         self.elastic.connect(self.worker_group, self._link)
