@@ -289,10 +289,10 @@ def test_a_heartbeat_does_not_hide_why_a_group_has_ended(ends):
     ends.add(3)
     groups = ends.open()
     with ends.links[0]._changed:
-        groups[0].close_for([2], "worker 2", "it is said to be gone")
+        groups[0].close_for([2], "worker 2", "it is said to be dead", are_dead=True)
         ends.links[0]._tick()
     wait_until(lambda: groups[1].lost is not None)
-    assert groups[1].lost.ranks == [2]
+    assert (groups[1].lost.ranks, groups[1].dead) == ([2], [2])
 
 
 def test_addresses_that_cannot_be_listened_on():
