@@ -37,9 +37,9 @@ class CutServer(LocalRendezvousServer):
             part.kill(name)
 
     @override
-    def rendezvous(self, name, info, wait_seconds):
+    def rendezvous(self, name, *rest):
         part = self._parts.get(name)
-        return part.rendezvous(name, info, wait_seconds) if part else super().rendezvous(name, info, wait_seconds)
+        return part.rendezvous(name, *rest) if part else super().rendezvous(name, *rest)
 
 
 def versions(town: Town) -> list[int]:

@@ -21,9 +21,9 @@ class Engine(LocalMembership):
         super().__init__(server, name)
         self.forgets_seconds, self.num_asked = forgets_seconds, 0
 
-    def rendezvous(self, *arguments):
-        self.num_asked += 1
-        return super().rendezvous(*arguments)
+    def rendezvous(self, info, *rest):
+        self.num_asked += not info["meets_directly"]  # those who meet directly only look who else is there
+        return super().rendezvous(info, *rest)
 
 
 class World:
@@ -101,21 +101,37 @@ def test_whoever_waits_at_the_engine_when_somebody_dies_leaves_it(world):
 
 
 def test_when_the_engine_has_forgotten_the_lost_it_is_asked_again(world):
-    run = world(3, forgets_seconds=0.0)
+    run = world(3, forgets_seconds=1.0)
     a, b, c = run.workers
     run.take_away(c)
     run.meet([a, b])
     assert run.asked == [1, 1, 1]
     run.server.kill("c")
+    time.sleep(1.2)
     assert run.meet([a, b])[0] == ["a", "b"]
     assert run.asked == [2, 2, 1]
 
 
+def test_when_the_lost_one_comes_back_all_meet_at_the_engine_again(world):
+    run = world(3)
+    a, b, c = run.workers
+    run.take_away(c)
+    run.meet([a, b])
+    run.come("c")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(meet, run.workers[3])
+        time.sleep(0.5)
+        assert run.asked[:2] == [1, 1]
+        assert run.meet([a, b]) == (["a", "b", "c"], waiting.result().id)
+    assert run.asked[:2] == [2, 2]
+
+
 def test_one_that_came_later_calls_the_rendezvous_as_the_others_do(world):
-    run = world(3, forgets_seconds=0.0)
+    run = world(3, forgets_seconds=1.0)
     run.take_away(run.workers[2])
-    run.server.kill("c")
     run.meet(run.workers[:2])
+    run.server.kill("c")
+    time.sleep(1.2)
     run.come("d")
     run.meet([*run.workers[:2], run.workers[3]])
     run.take_away(run.workers[1])

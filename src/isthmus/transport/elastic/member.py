@@ -87,7 +87,7 @@ class ElasticMember(ElasticPart):
         self.worker_group, self._link = worker_group, link
         self._peer_group = PeerGroup(self.membership.name, link, worker_group.rank, self.sync_budget_seconds)
         is_whole = self.needs_majority or 2 * self.min_workers > self.expected_workers  # else two parts could commit
-        self._regroup = Regroup(self._peer_group, self.membership.forgets_seconds, is_whole)
+        self._regroup = Regroup(self._peer_group, self.membership, is_whole)
         if worker_group.rank == 0:
             self.membership.connect(link)
         self._links = worker_group.all_gather_object(link.place)
@@ -218,6 +218,8 @@ class ElasticMember(ElasticPart):
                 if found is None or self._regroup.is_due():  # somebody died meanwhile
                     continue
                 found = Rendezvous(found.id, self._readable(found.members))
+                if any(each["meets_directly"] for each in found.members.values()) and time.monotonic() < deadline:
+                    continue  # they come as soon as they know that somebody is here
                 self._regroup.note(found)
             if self.membership.name not in found.members:
                 raise TransportError(
@@ -252,7 +254,7 @@ class ElasticMember(ElasticPart):
             "download_seconds": self._download_seconds,
             "adopt_seconds": self._adopt_seconds,
             "samples_per_step": replicated_state.samples_per_step if replicated_state is not None else 1,
-            "meets_again": False,
+            "meets_directly": False,
         }
 
     def _readable(self, members: dict[str, MemberInfo]) -> dict[str, MemberInfo]:

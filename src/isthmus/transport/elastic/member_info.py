@@ -62,7 +62,7 @@ class Told(TypedDict):
         speed: inner steps a second.
         download_seconds, adopt_seconds: what catching up has taken, until it takes part in a commit.
         samples_per_step: of this worker.
-        meets_again: without the engine, with those who are left after a loss, as far as it depends on this worker.
+        meets_directly: it meets with those who are left after a death, and only asks the engine who else is there.
     """
 
     links: Annotated[list[RankAddress], Field(min_length=1)]
@@ -80,7 +80,7 @@ class Told(TypedDict):
     download_seconds: _Amount
     adopt_seconds: _Amount
     samples_per_step: _Count
-    meets_again: bool
+    meets_directly: bool
 
 
 _TOLD = TypeAdapter(Told)
