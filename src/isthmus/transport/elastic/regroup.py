@@ -57,7 +57,7 @@ class Regroup:
                     names, silent_seconds = self._peer_group.remaining()
                     self._peer_group.reopen(names)
                     self._count = 0
-                    self._lookout.begin(info, names, self._membership.forgets_seconds - silent_seconds)
+                    self._lookout.begin(info, self._membership.forgets_seconds - silent_seconds)
                 found = self._gather(info | {"groups": [self._peer_group.id, *info["groups"][1:]]})
             except (MemberLost, TransportError, ValueError):  # the last: what was told cannot be read
                 self._peer_group.close()
@@ -81,7 +81,7 @@ class Regroup:
 
 
 class Lookout:
-    """Asks the engine meanwhile, until it has forgotten the dead or somebody else has come to it."""
+    """Asks the engine meanwhile, until it has forgotten the dead or somebody has come to it who does not only look."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
@@ -89,11 +89,11 @@ class Lookout:
         self._thread: threading.Thread | None = None
         self.is_over = False
 
-    def begin(self, info: MemberInfo, names: list[str], seconds: float) -> None:
-        """Begin to ask in the name of a worker that is one of those who are left, for so many seconds at most."""
+    def begin(self, info: MemberInfo, seconds: float) -> None:
+        """Begin to ask, for so many seconds at most."""
         self.end()
         self._ended, self.is_over = threading.Event(), False
-        arguments = info | {"meets_directly": True}, set(names), time.monotonic() + seconds
+        arguments = info | {"meets_directly": True}, time.monotonic() + seconds
         self._thread = threading.Thread(target=self._look, args=arguments, name="isthmus-lookout", daemon=True)
         self._thread.start()
 
@@ -104,10 +104,10 @@ class Lookout:
             self._thread.join()
         self._thread = None
 
-    def _look(self, info: MemberInfo, names: set[str], until: float) -> None:
-        others = False
+    def _look(self, info: MemberInfo, until: float) -> None:
+        all_look = True
         with suppress(TransportError):
-            while not others and not self._ended.is_set() and (left := until - time.monotonic()) > 0:
+            while all_look and not self._ended.is_set() and (left := until - time.monotonic()) > 0:
                 found = self._membership.rendezvous(info, left, self._ended.is_set)
-                others = not found.members.keys() <= names
+                all_look = all(each.get("meets_directly") is True for each in found.members.values())
         self.is_over = True
