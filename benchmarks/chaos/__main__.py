@@ -129,11 +129,15 @@ def main() -> None:
         f"seconds: median / largest; seed {arguments.seed}; SIGSTOP, pulled cables and full disks last 2 to 8 s"
     )
     data = [result | {"costs": [asdict(cost) for cost in result["costs"]]} for result in results]
-    engines = dict.fromkeys(result["engine"] for result in results)
     if arguments.rtt_ms:
         notes.append(f"{arguments.rtt_ms:g} ms from machine to machine and back, 100 Mbit/s")
-    ranks = [str(arguments.ranks), "ranks", *engines] if arguments.ranks > 1 else []
-    name = "-".join(["chaos", *ranks, *(["distant", *engines] if arguments.rtt_ms else [])])
+    parts = {
+        f"{arguments.ranks}-ranks": arguments.ranks > 1,
+        "distant": arguments.rtt_ms > 0,
+        "often": arguments.pause_seconds < PAUSE_SECONDS,
+    }
+    engines = dict.fromkeys(result["engine"] for result in results)
+    name = "-".join(["chaos", *(part for part, holds in parts.items() if holds), *engines])
     path = write(name, "Faults at random moments", COLUMNS, rows, notes, data)
     plot(results, path.with_suffix(".png"))
     print(path.read_text())
