@@ -71,7 +71,8 @@ def describe(disturbed: dict[str, Any], calm: list[dict[str, Any]]) -> list[str]
     lines = [
         f"{len(disturbed['costs'])} faults in {minutes:.0f} minutes, {disturbed['restarts']} restarts; "
         f"{disturbed['versions']} commits, {disturbed['refused']} refused syncs (counted per worker)",
-        f"{disturbed['compared']} versions reached by several workers: equal chains, anchors and ledgers in all",
+        f"{disturbed['compared']} versions reached by several workers: equal chains, anchors and ledgers in all; "
+        f"{disturbed['lost']} lost, as all who had them were killed at the same time",
         f"goodput {disturbed['goodput']:.0f} committed samples a second, {goodput:.0f} undisturbed "
         f"({100 * disturbed['goodput'] / goodput:.0f} %); of {trained} samples trained "
         f"{100 * (1 - disturbed['samples'] / trained):.1f} % did not come to count",

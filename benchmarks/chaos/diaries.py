@@ -14,6 +14,7 @@ import numpy as np
 from benchmarks.chaos.faults import Fault
 
 _LOOK_SECONDS = 30.0  # at most so long after its begin is a stall a fault's
+_SHARED = ("chain", "anchor", "samples", "frontier")  # what all workers have alike
 BIN_STEPS = 500  # steps, over which losses are averaged
 
 
@@ -48,22 +49,37 @@ class Diaries:
     def check(self) -> dict[str, int]:
         """Hold every version's states against each other; returns what was compared.
 
+        A version may be reached once more, with another state, where all processes that had reached it were killed
+        before: then it was lost, and the run went on from a checkpoint.
+
         Raises:
             BrokenPromise: two workers differ at a version, or the ledger went back.
         """
-        versions = defaultdict(list)
-        for commits in self.commits:
+        states = defaultdict(list)
+        for worker, commits in enumerate(self.commits):
             for commit in commits:
-                versions[commit["version"]].append(commit)
-        shared = ("chain", "anchor", "samples", "frontier")
-        for version, commits in versions.items():
-            if len({tuple(commit[key] for key in shared) for commit in commits}) > 1:
+                states[commit["version"], commit["chain"]].append({"worker": worker, **commit})
+        chains = defaultdict(list)  # of every version, in the order in which it was reached
+        for (version, chain), commits in sorted(states.items(), key=lambda item: min(c["time"] for c in item[1])):
+            if len({tuple(commit[key] for key in _SHARED) for commit in commits}) > 1:
                 raise BrokenPromise(f"version {version} is not one: {commits}")
-        samples = [versions[version][0]["samples"] for version in sorted(versions)]
+            chains[version].append(chain)
+        for version, (*lost, last) in chains.items():
+            again = min(commit["time"] for commit in states[version, last])
+            for chain in lost:
+                for commit in states[version, chain]:
+                    if self._last_commit(commit["worker"], commit["pid"]) >= again:
+                        raise BrokenPromise(f"version {version} is not one: {states[version, chain]}, {last}")
+        samples = [states[version, chains[version][-1]][0]["samples"] for version in sorted(chains)]
         if samples != sorted(samples):
             raise BrokenPromise("committed samples became fewer")
-        compared = sum(len(commits) > 1 for commits in versions.values())
-        return {"versions": len(versions), "compared": compared, "samples": samples[-1]}
+        compared = sum(len(commits) > 1 for commits in states.values())
+        lost = sum(len(each) > 1 for each in chains.values())
+        return {"versions": len(chains), "compared": compared, "lost": lost, "samples": samples[-1]}
+
+    def _last_commit(self, worker: int, pid: int) -> float:
+        """Return when a process committed for the last time."""
+        return max(commit["time"] for commit in self.commits[worker] if commit["pid"] == pid)
 
     def goodput(self, begin: float, end: float) -> float:
         """Committed samples a second between two moments."""

@@ -9,6 +9,7 @@ every state that it reached by a commit. SIGUSR1 makes a parameter NaN before th
 from __future__ import annotations
 
 import json
+import os
 import signal
 import struct
 import sys
@@ -63,6 +64,7 @@ class Diary:
         state = trainer.method.state_dict()["elastic"]
         line = {
             "time": time.time(),
+            "pid": os.getpid(),
             "version": state["version"],
             "chain": state["chain"],
             "anchor": anchor,

@@ -75,7 +75,7 @@ class World:
                 process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
-        self._place.send_signal(signal.SIGINT)
+        self._place.send_signal(signal.SIGTERM)  # a shell in the background has it ignore Ctrl-C
         self._place.wait()
         for worker in range(self.num_workers):
             subprocess.run(["umount", "-l", str(self.disk(worker))], check=False)
