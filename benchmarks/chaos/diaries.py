@@ -6,6 +6,7 @@ import json
 import statistics
 from collections import defaultdict
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +71,14 @@ class Diaries:
                 for commit in states[version, chain]:
                     if self._last_commit(commit["worker"], commit["pid"]) >= again:
                         raise BrokenPromise(f"version {version} is not one: {states[version, chain]}, {last}")
-        samples = [states[version, chains[version][-1]][0]["samples"] for version in sorted(chains)]
-        if samples != sorted(samples):
-            raise BrokenPromise("committed samples became fewer")
+        for commits in self.commits:
+            for before, after in pairwise(commits):
+                if before["pid"] == after["pid"] and before["samples"] > after["samples"]:
+                    raise BrokenPromise(f"committed samples became fewer: {before}, {after}")
+        newest = states[max(chains), chains[max(chains)][-1]][0]
         compared = sum(len(commits) > 1 for commits in states.values())
         lost = sum(len(each) > 1 for each in chains.values())
-        return {"versions": len(chains), "compared": compared, "lost": lost, "samples": samples[-1]}
+        return {"versions": len(chains), "compared": compared, "lost": lost, "samples": newest["samples"]}
 
     def _last_commit(self, worker: int, pid: int) -> float:
         """Return when a process committed for the last time."""
