@@ -21,6 +21,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # what the tests' configurations may name, here and in other processes; pytest imports files by their bare names, too
 _ALLOWED = ("tests", "torch.nn", "torch.optim", *(path.stem for path in Path(__file__).parent.rglob("*.py")))
 os.environ["ISTHMUS_ALLOW"] = ",".join(_ALLOWED)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels for a GPU run on the CPU
 
 TOOLS = ("c++", "espeak-ng", "git", "ldconfig", "mount", "umount")  # these end within a moment: no process is meant
 _started: list[str] = []  # by the test that runs

@@ -10,7 +10,7 @@ gc.disable()  # it takes half of the time, and finds nothing
 for name in (
     "isthmus.cli",
     "isthmus.compress.feedback",
-    "isthmus.compress.fused",
+    "isthmus.compress.kernels.cpu",
     "isthmus.compress.quantize",
     "isthmus.compress.topk",
     "isthmus.hugging_face",

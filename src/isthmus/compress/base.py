@@ -82,6 +82,24 @@ class Codec(Compressor):
         """Decode [num_rows, row_bytes] uint8 to [num_rows, row] float32, in memory of its own."""
         raise NotImplementedError
 
+    def encode_with_rest(
+        self, rows: torch.Tensor, rest: torch.Tensor, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
+        """Return `encode(rows, generator)`, and write what it loses, `rows` less what it decodes to, to `rest`."""
+        payload = self.encode(rows, generator)
+        torch.sub(rows, self.decode(payload), out=rest)
+        return payload
+
+    def decode_mean(self, payloads: list[torch.Tensor], weights: list[float]) -> torch.Tensor:
+        """Return the sum of weight x decoded payload, in this order.
+
+        Product and sum are rounded one after the other, never fused: the same bits on every kind of machine.
+        """
+        mean = self.decode(payloads[0]).mul_(weights[0])
+        for payload, weight in zip(payloads[1:], weights[1:], strict=True):
+            mean += self.decode(payload).mul_(weight)
+        return mean
+
     def to_rows(self, tensors: Tensors) -> torch.Tensor:
         """Lay tensors out as [num_rows, row] float32.
 
@@ -117,17 +135,10 @@ class Codec(Compressor):
         self, rows: torch.Tensor, peers: Peers, generator: torch.Generator | None
     ) -> tuple[list[list[Tensors]], torch.Tensor, torch.Tensor]:
         """Send everybody the whole message; returns what came, part by part, the mean and the residual."""
-        received, encoded = list[list[Tensors]](), list[torch.Tensor]()
-        mean, residual = torch.empty_like(rows), torch.empty_like(rows)
-
-        def messages() -> Iterator[Tensors]:
-            for here in self._parts(len(rows)):
-                encoded.append(self.encode(rows[here], generator))
-                yield [encoded[-1]]
-
-        for everybody, here in zip(peers.all_gather_parts(messages()), self._parts(len(rows)), strict=True):
+        mean, residual, received = torch.empty_like(rows), torch.empty_like(rows), list[list[Tensors]]()
+        messages = ([self.encode_with_rest(rows[here], residual[here], generator)] for here in self._parts(len(rows)))
+        for everybody, here in zip(peers.all_gather_parts(messages), self._parts(len(rows)), strict=True):
             mean[here] = self._weighted_mean(everybody, peers.weights)
-            torch.sub(rows[here], self.decode(encoded[len(received)]), out=residual[here])
             received.append(everybody)
         return received, mean, residual
 
@@ -140,8 +151,8 @@ class Codec(Compressor):
         of what was not sent stays exact (the server error of CocktailSGD). So workers of weight 0 own no share.
         Returns what came here, part by part, the mean and the residual.
         """
-        own, sizes, received = self.encode(rows, generator), part_sizes(len(rows), peers.weights), list[list[Tensors]]()
-        mean, residual = torch.empty_like(rows), self.decode(own).neg_().add_(rows)
+        mean, residual, received = torch.empty_like(rows), torch.empty_like(rows), list[list[Tensors]]()
+        own, sizes = self.encode_with_rest(rows, residual, generator), part_sizes(len(rows), peers.weights)
         shares, own_rest = own.split_with_sizes(sizes), residual.split_with_sizes(sizes)[peers.rank]
         parts = ([[share[here]] for share in shares] for here in self._parts(max(sizes)))
 
@@ -149,9 +160,10 @@ class Codec(Compressor):
             for messages, here in zip(peers.all_to_all_parts(parts), self._parts(max(sizes)), strict=True):
                 received.append(messages)
                 part_mean = self._weighted_mean(messages, peers.weights)
-                encoded = self.encode(part_mean, generator)
+                rest = torch.empty_like(part_mean)
+                encoded = self.encode_with_rest(part_mean, rest, generator)
                 if len(encoded):
-                    own_rest[here] += (part_mean - self.decode(encoded)) / peers.weights[peers.rank]
+                    own_rest[here] += rest / peers.weights[peers.rank]
                 yield encoded
 
         self._gather_shares(encoded_means(), mean.split_with_sizes(sizes), peers)
@@ -190,15 +202,9 @@ class Codec(Compressor):
             raise NotFinite(faulty.nonzero().flatten().tolist())
 
     def _weighted_mean(self, messages: list[Tensors], weights: list[float]) -> torch.Tensor:
-        """Return the sum of weight x decoded message in rank order; weight 0 is not decoded, so its NaN cannot spread.
-
-        Product and sum are rounded one after the other, never fused: the same bits on every kind of machine.
-        """
+        """Return the weighted mean in rank order; weight 0 is not decoded, so its NaN cannot spread."""
         counted = [(message, weight) for (message,), weight in zip(messages, weights, strict=True) if weight > 0]
-        mean = self.decode(counted[0][0]).mul_(counted[0][1])
-        for message, weight in counted[1:]:
-            mean += self.decode(message).mul_(weight)
-        return mean
+        return self.decode_mean([message for message, _ in counted], [weight for _, weight in counted])
 
     def _generator(self, state: State, peers: Peers, device: torch.device) -> torch.Generator | None:
         """Return random numbers for stochastic rounding; None where rounding is to the nearest."""

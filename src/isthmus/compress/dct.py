@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from typing_extensions import override
 
-from isthmus.compress import native
 from isthmus.compress.base import Codec, slices
+from isthmus.compress.kernels import run_kernel
 from isthmus.core.types import Peers, State, Tensors, UserError
 
 
@@ -53,8 +53,18 @@ class DCT(Codec):
         return self.codec.encode(rows, generator)
 
     @override
+    def encode_with_rest(
+        self, rows: torch.Tensor, rest: torch.Tensor, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
+        return self.codec.encode_with_rest(rows, rest, generator)
+
+    @override
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
         return self.codec.decode(payload)
+
+    @override
+    def decode_mean(self, payloads: list[torch.Tensor], weights: list[float]) -> torch.Tensor:
+        return self.codec.decode_mean(payloads, weights)
 
     @override
     def to_rows(self, tensors: Tensors) -> torch.Tensor:
@@ -137,7 +147,7 @@ def _transform(tiles: torch.Tensor, matrix: torch.Tensor) -> None:
     between the two products (below 16 p, as rows of M sum to at most 8) to multiples of 2**-22 p. Each product
     then is a sum of integers below 2**53, times a power of two: exact.
     """
-    if native.run_kernel("transform_tiles", [tiles], matrix.shape[0], table=matrix):
+    if run_kernel("transform_tiles", [tiles], matrix.shape[0], table=matrix):
         return
     matrix = matrix.to(tiles.device)
     for part in slices(tiles):

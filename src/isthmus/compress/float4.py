@@ -1,13 +1,15 @@
 """Four-bit floating point: E3M0 and E2M1."""
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from typing_extensions import override
 
-from isthmus.compress import fused, native
 from isthmus.compress.base import Codec, slices
+from isthmus.compress.kernels import run_kernel
 from isthmus.compress.packing import ScaleBits, check_scale_bits, decode_scale, encode_scale, pack_bits, unpack_bits
 from isthmus.core.types import UserError
 
@@ -50,21 +52,44 @@ class Float4(Codec):
     @override
     def encode(self, rows: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
         payload = rows.new_empty(len(rows), self.row_bytes, dtype=torch.uint8)
-        magnitudes = torch.tensor(_MAGNITUDES[self.format])
-        midpoints = (magnitudes[1:] + magnitudes[:-1]) / 2
-        if native.run_kernel("float4_encode", [rows, payload], self.block, self.scale_bits, table=midpoints):
+        if self._runs("float4_encode", rows, payload):
             return payload
-        one, borders = rows.new_tensor(1.0), tuple(midpoints.tolist())
-        return torch.cat([fused.run_compiled(_encode, part, one, borders, self.scale_bits) for part in slices(rows)])
+        one, midpoints = rows.new_tensor(1.0), tuple(_table(self.format)[:7].tolist())
+        return torch.cat([_encode(part, one, midpoints, self.scale_bits) for part in slices(rows)])
+
+    @override
+    def encode_with_rest(
+        self, rows: torch.Tensor, rest: torch.Tensor, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
+        payload = rows.new_empty(len(rows), self.row_bytes, dtype=torch.uint8)
+        if self._runs("float4_encode_with_rest", rows, payload, rest):
+            return payload
+        return super().encode_with_rest(rows, rest, generator)
 
     @override
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
         rows = payload.new_empty(len(payload), self.block, dtype=torch.float32)
-        magnitudes = torch.tensor(_MAGNITUDES[self.format])
-        values = torch.cat([magnitudes, -magnitudes])
-        if native.run_kernel("float4_decode", [payload, rows], self.block, self.scale_bits, table=values):
+        if self._runs("float4_decode", payload, rows):
             return rows
-        return fused.run_compiled(_decode, payload, values.to(payload.device), self.block, self.scale_bits)
+        return _decode(payload, _table(self.format)[7:].to(payload.device), self.block, self.scale_bits)
+
+    @override
+    def decode_mean(self, payloads: list[torch.Tensor], weights: list[float]) -> torch.Tensor:
+        rows = payloads[0].new_empty(len(payloads[0]), self.block, dtype=torch.float32)
+        if self._runs("float4_decode_mean", *payloads, rows, weights=weights):
+            return rows
+        return super().decode_mean(payloads, weights)
+
+    def _runs(self, name: str, *tensors: torch.Tensor, weights: Sequence[float] = ()) -> bool:
+        table = _table(self.format)
+        return run_kernel(name, tensors, self.block, self.scale_bits, table=table, weights=weights)
+
+
+@functools.cache
+def _table(name: str) -> torch.Tensor:
+    """Return the 7 midpoints between neighbouring magnitudes, then the values of the 16 codes."""
+    magnitudes = torch.tensor(_MAGNITUDES[name])
+    return torch.cat([(magnitudes[1:] + magnitudes[:-1]) / 2, magnitudes, -magnitudes])
 
 
 def _encode(rows: torch.Tensor, one: torch.Tensor, midpoints: tuple[float, ...], scale_bits: int) -> torch.Tensor:

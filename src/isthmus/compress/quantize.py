@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 from typing_extensions import override
 
-from isthmus.compress import fused, native
 from isthmus.compress.base import Codec, slices
+from isthmus.compress.kernels import run_kernel
 from isthmus.compress.packing import ScaleBits, check_scale_bits, decode_scale, encode_scale, pack_bits, unpack_bits
 from isthmus.core.types import Peers, State, UserError
 
@@ -55,21 +55,40 @@ class Quantize(Codec):
 
     @override
     def encode(self, rows: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-        half, options = rows.new_tensor(_HALF_RANGE[self.bits]), (self.bits, self.scale_bits)
-        if self.rounding == "stochastic":
-            return torch.cat([_encode(part, half, *options, False, generator) for part in slices(rows)])
         payload = rows.new_empty(len(rows), self.row_bytes, dtype=torch.uint8)
-        if native.run_kernel("quantize", [rows, payload], self.block, *options):
+        if self._runs("quantize", rows, payload):
             return payload
-        return torch.cat([fused.run_compiled(_encode, part, half, *options) for part in slices(rows)])
+        half, options = rows.new_tensor(_HALF_RANGE[self.bits]), (self.bits, self.scale_bits)
+        nearest = self.rounding == "nearest"
+        return torch.cat([_encode(part, half, *options, nearest, generator) for part in slices(rows)])
+
+    @override
+    def encode_with_rest(
+        self, rows: torch.Tensor, rest: torch.Tensor, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
+        payload = rows.new_empty(len(rows), self.row_bytes, dtype=torch.uint8)
+        if self._runs("quantize_with_rest", rows, payload, rest):
+            return payload
+        return super().encode_with_rest(rows, rest, generator)
 
     @override
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
         rows = payload.new_empty(len(payload), self.block, dtype=torch.float32)
-        if native.run_kernel("dequantize", [payload, rows], self.block, self.bits, self.scale_bits):
+        if run_kernel("dequantize", [payload, rows], self.block, self.bits, self.scale_bits):
             return rows
         half = rows.new_tensor(_HALF_RANGE[self.bits])
-        return fused.run_compiled(_decode, payload, half, self.bits, self.block, self.scale_bits)
+        return _decode(payload, half, self.bits, self.block, self.scale_bits)
+
+    @override
+    def decode_mean(self, payloads: list[torch.Tensor], weights: list[float]) -> torch.Tensor:
+        rows = payloads[0].new_empty(len(payloads[0]), self.block, dtype=torch.float32)
+        options = (self.block, self.bits, self.scale_bits)
+        if run_kernel("dequantize_mean", [*payloads, rows], *options, weights=weights):
+            return rows
+        return super().decode_mean(payloads, weights)
+
+    def _runs(self, name: str, *tensors: torch.Tensor) -> bool:
+        return self.rounding == "nearest" and run_kernel(name, tensors, self.block, self.bits, self.scale_bits)
 
     @override
     def _generator(self, state: State, peers: Peers, device: torch.device) -> torch.Generator | None:

@@ -43,7 +43,8 @@ class RobustMean(Compressor):
     def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
         rows = self.codec.to_rows(local)
         generator = self.codec._generator(state, peers, rows.device)
-        own = self.codec.encode(rows, generator)
+        residual = torch.empty_like(rows)
+        own = self.codec.encode_with_rest(rows, residual, generator)
         sizes = part_sizes(len(rows), peers.weights)
         gathered = self.codec.sparse
         parts = [[part] for part in own.split_with_sizes(sizes)]
@@ -64,7 +65,6 @@ class RobustMean(Compressor):
         combined = self.combine(messages, norms[finite], weights / weights.sum(), measure)
         if not gathered:
             combined = self.codec.decode(gather_parts(self.codec.encode(combined, generator), sizes, peers))
-        residual = self.codec.decode(own).neg_().add_(rows)
         return self.codec.from_rows(combined, local), self.codec.from_rows(residual, local)
 
     def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, measure: Measure) -> torch.Tensor:

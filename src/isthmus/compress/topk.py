@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from typing_extensions import override
 
-from isthmus.compress import native
 from isthmus.compress.base import Codec, slices
+from isthmus.compress.kernels import run_kernel
 from isthmus.compress.packing import pack_sorted, sorted_bytes, unpack_sorted
 from isthmus.compress.quantize import Quantize
 from isthmus.core.types import Peers, State, UserError
@@ -51,8 +51,18 @@ class TopK(Codec):
     def encode(self, rows: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
         indices = self._select(rows)
         kept = rows.gather(1, indices).view(-1, self.values.row)
-        values = self.values.encode(kept, generator).view(len(rows), self.row_bytes - self._index_bytes)
-        return torch.cat([pack_sorted(indices, self.chunk), values], dim=1)
+        return self._join(indices, self.values.encode(kept, generator))
+
+    @override
+    def encode_with_rest(
+        self, rows: torch.Tensor, rest: torch.Tensor, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
+        indices = self._select(rows)
+        kept = rows.gather(1, indices).view(-1, self.values.row)
+        kept_rest = torch.empty_like(kept)
+        values = self.values.encode_with_rest(kept, kept_rest, generator)
+        rest.copy_(rows).scatter_(1, indices, kept_rest.view(indices.shape))
+        return self._join(indices, values)
 
     @override
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
@@ -63,10 +73,16 @@ class TopK(Codec):
         rows = torch.zeros(len(payload), self.chunk, device=payload.device)
         return rows.scatter_(1, indices, kept)
 
+    def _join(self, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Return the payload of kept entries, given their values as payloads."""
+        return torch.cat(
+            [pack_sorted(indices, self.chunk), values.view(len(indices), self.row_bytes - self._index_bytes)], dim=1
+        )
+
     def _select(self, rows: torch.Tensor) -> torch.Tensor:
         """Increasing indices of the largest magnitudes, [num_rows, keep] int64."""
         indices = rows.new_empty(len(rows), self.keep, dtype=torch.int64)
-        if native.run_kernel("largest", [rows, indices], self.chunk, self.keep):
+        if run_kernel("largest", [rows, indices], self.chunk, self.keep):
             return indices
         return torch.cat([_largest(part, self.keep) for part in slices(rows)])
 

@@ -1,8 +1,4 @@
-"""Compiled kernels for codecs on the CPU: built once by the system's compiler, never needed.
-
-The torch code in the codecs is the reference and gives the same bytes (tests/compress/test_native.py). Without a
-compiler, with `ISTHMUS_NATIVE=0`, or for anything but contiguous CPU tensors, the codecs simply use it.
-"""
+"""Kernels for codecs on the CPU: built once by the system's compiler."""
 
 import ctypes
 import functools
@@ -20,23 +16,26 @@ from pathlib import Path
 import torch
 
 _LOGGER = logging.getLogger(__name__)
-_SOURCE = Path(__file__).with_name("kernels.cpp")
+_SOURCE = Path(__file__).with_name("cpu.cpp")
 # no contraction: a fused multiply-add would round differently from torch
 _FLAGS = ["-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC"]
+_NAMES = (  # none of them takes weights
+    *("quantize", "quantize_with_rest", "dequantize", "float4_encode", "float4_encode_with_rest", "float4_decode"),
+    *("largest", "transform_tiles"),
+)
 _VALUES_PER_THREAD = 1 << 20
 
 
-def run_kernel(name: str, tensors: Sequence[torch.Tensor], *numbers: int, table: torch.Tensor | None = None) -> bool:
-    """Run a kernel over the rows of `tensors`, on as many threads as torch uses; False where it cannot be.
-
-    Args:
-        name: a function of kernels.cpp.
-        tensors: input and output, with equal numbers of rows.
-        numbers: whatever else the function takes, as 64-bit integers.
-        table: a small tensor that every thread reads whole.
-    """
-    library = _library() if wanted() else None
-    if library is None or not all(_fits(tensor) for tensor in tensors):
+def run(
+    name: str,
+    tensors: Sequence[torch.Tensor],
+    *numbers: int,
+    table: torch.Tensor | None = None,
+    weights: Sequence[float] = (),
+) -> bool:
+    """Run a function of cpu.cpp as `run_kernel` says, on as many threads as torch uses."""
+    library = _library()
+    if library is None or name not in _NAMES:
         return False
     num_rows = len(tensors[0])
     num_threads = min(torch.get_num_threads(), max(tensor.numel() for tensor in tensors) // _VALUES_PER_THREAD + 1)
@@ -53,16 +52,6 @@ def run_kernel(name: str, tensors: Sequence[torch.Tensor], *numbers: int, table:
         with ThreadPoolExecutor(num_threads) as pool:  # ctypes lets go of the interpreter lock
             list(pool.map(part, bounds, bounds[1:]))
     return True
-
-
-def wanted() -> bool:
-    """Whether compiled kernels are to be used at all."""
-    return os.environ.get("ISTHMUS_NATIVE", "1") != "0"
-
-
-def _fits(tensor: torch.Tensor) -> bool:
-    kernel_types = (torch.float32, torch.uint8, torch.int64)
-    return tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.dtype in kernel_types
 
 
 @functools.cache

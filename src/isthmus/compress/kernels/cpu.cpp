@@ -61,7 +61,7 @@ template <int bits> void pack(const uint8_t* codes, uint8_t* out, int64_t n) {
 template <int bits> constexpr float half_range() { return bits == 8 ? 127.0f : bits == 4 ? 7.0f : 1.5f; }
 
 template <int bits>
-void quantize_rows(int64_t rows, const float* x, uint8_t* out, int64_t block, int64_t scale_bits) {
+void quantize_rows(int64_t rows, const float* x, uint8_t* out, float* rest, int64_t block, int64_t scale_bits) {
   constexpr float half = half_range<bits>();
   const int64_t packed = block * bits / 8;
   std::vector<uint8_t> codes(block);
@@ -79,6 +79,10 @@ void quantize_rows(int64_t rows, const float* x, uint8_t* out, int64_t block, in
       std::fill(codes.begin(), codes.end(), uint8_t(std::nearbyint(half)));
     }
     pack<bits>(codes.data(), out, block);
+    if (rest) {
+      for (int64_t i = 0; i < block; i++) rest[i] = x[i] - (float(codes[i]) - half) / half * scale;
+      rest += block;
+    }
   }
 }
 
@@ -116,10 +120,15 @@ void multiply(const double* a, const double* b, double* out, int64_t n) {
 
 extern "C" {
 
+void quantize_with_rest(int64_t rows, const float* x, uint8_t* out, float* rest, int64_t block, int64_t bits,
+                        int64_t scale_bits) {
+  if (bits == 8) quantize_rows<8>(rows, x, out, rest, block, scale_bits);
+  if (bits == 4) quantize_rows<4>(rows, x, out, rest, block, scale_bits);
+  if (bits == 2) quantize_rows<2>(rows, x, out, rest, block, scale_bits);
+}
+
 void quantize(int64_t rows, const float* x, uint8_t* out, int64_t block, int64_t bits, int64_t scale_bits) {
-  if (bits == 8) quantize_rows<8>(rows, x, out, block, scale_bits);
-  if (bits == 4) quantize_rows<4>(rows, x, out, block, scale_bits);
-  if (bits == 2) quantize_rows<2>(rows, x, out, block, scale_bits);
+  quantize_with_rest(rows, x, out, nullptr, block, bits, scale_bits);
 }
 
 void dequantize(int64_t rows, const uint8_t* in, float* x, int64_t block, int64_t bits, int64_t scale_bits) {
@@ -128,9 +137,11 @@ void dequantize(int64_t rows, const uint8_t* in, float* x, int64_t block, int64_
   if (bits == 2) dequantize_rows<2>(rows, in, x, block, scale_bits);
 }
 
-void float4_encode(int64_t rows, const float* x, uint8_t* out, const float* midpoints, int64_t block,
-                   int64_t scale_bits) {
+// table: 7 midpoints, then the values of the 16 codes
+void float4_encode_with_rest(int64_t rows, const float* x, uint8_t* out, float* rest, const float* table,
+                             int64_t block, int64_t scale_bits) {
   std::vector<uint8_t> codes(block);
+  float scaled[16];
   for (int64_t row = 0; row < rows; row++, x += block, out += block / 2) {
     const float scale = write_scale(largest_magnitude(x, block), scale_bits, out);
     out += scale_bits / 8;
@@ -138,21 +149,29 @@ void float4_encode(int64_t rows, const float* x, uint8_t* out, const float* midp
     for (int64_t i = 0; i < block; i++) {
       const float magnitude = std::fabs(x[i]) * inverse;
       uint32_t code = x[i] < 0 ? 8 : 0;
-      for (int k = 0; k < 7; k++) code += magnitude >= midpoints[k];
+      for (int k = 0; k < 7; k++) code += magnitude >= table[k];
       codes[i] = code;
     }
     pack<4>(codes.data(), out, block);
+    if (rest) {
+      for (int k = 0; k < 16; k++) scaled[k] = table[7 + k] * scale;
+      for (int64_t i = 0; i < block; i++) rest[i] = x[i] - scaled[codes[i]];
+      rest += block;
+    }
   }
 }
 
-void float4_decode(int64_t rows, const uint8_t* in, float* x, const float* values, int64_t block,
-                   int64_t scale_bits) {
+void float4_encode(int64_t rows, const float* x, uint8_t* out, const float* table, int64_t block, int64_t scale_bits) {
+  float4_encode_with_rest(rows, x, out, nullptr, table, block, scale_bits);
+}
+
+void float4_decode(int64_t rows, const uint8_t* in, float* x, const float* table, int64_t block, int64_t scale_bits) {
   float scaled[16];
   const int64_t width = block / 2;
   for (int64_t row = 0; row < rows; row++, x += block, in += width) {
     const float scale = read_scale(in, scale_bits);
     in += scale_bits / 8;
-    for (int k = 0; k < 16; k++) scaled[k] = values[k] * scale;
+    for (int k = 0; k < 16; k++) scaled[k] = table[7 + k] * scale;
     for (int64_t j = 0; j < width; j++) {
       x[j] = scaled[in[j] & 15];
       x[j + width] = scaled[in[j] >> 4];

@@ -7,9 +7,10 @@ import threading
 import pytest
 import torch
 
-from isthmus.compress import native
+from isthmus.compress import dct, float4, quantize, topk
 from isthmus.compress.base import Codec
 from isthmus.compress.float4 import Float4
+from isthmus.compress.kernels import cpu, run_kernel
 from isthmus.compress.quantize import Quantize
 from isthmus.compress.topk import TopK
 
@@ -53,8 +54,11 @@ def test_same_bytes_and_same_bits_from_both_paths(codec, monkeypatch):
 @pytest.mark.parametrize("name", REPLICATED)
 def test_workers_with_and_without_kernels_agree_bit_for_bit(name, num_workers, monkeypatch):
     """Worker 0 takes the compiled path, the others torch: gathered or in two shots, all get the same mean."""
-    compiled, here = native.run_kernel, threading.local()
-    monkeypatch.setattr(native, "run_kernel", lambda *args, **kwargs: here.rank == 0 and compiled(*args, **kwargs))
+    here = threading.local()
+    for module in (dct, float4, quantize, topk):
+        monkeypatch.setattr(
+            module, "run_kernel", lambda *args, **kwargs: here.rank == 0 and run_kernel(*args, **kwargs)
+        )
 
     def work(peers):
         here.rank, state = peers.rank, {}
@@ -70,24 +74,24 @@ def test_kernels_built_for_another_processor_give_the_same_bytes(tmp_path, monke
     """Without the instructions of this machine, and barely optimised."""
     rows = [rows_of(codec) for codec in CODECS]
     expected = [codec.encode(x) for codec, x in zip(CODECS, rows, strict=True)]
-    native._library.cache_clear()
+    cpu._library.cache_clear()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(native, "_FLAGS", ["-O1", "-shared", "-fPIC"])
+    monkeypatch.setattr(cpu, "_FLAGS", ["-O1", "-shared", "-fPIC"])
     try:
-        assert native._library()
+        assert cpu._library()
         for codec, x, payload in zip(CODECS, rows, expected, strict=True):
             assert torch.equal(codec.encode(x), payload)
     finally:
-        native._library.cache_clear()
+        cpu._library.cache_clear()
 
 
 def test_the_compiled_path_is_the_one_taken(monkeypatch):
     x, out = torch.randn(4, 128), torch.empty(4, 130, dtype=torch.uint8)
-    assert native.run_kernel("quantize", [x, out], 128, 8, 16)
-    assert not native.run_kernel("quantize", [x.T.contiguous().T, out], 128, 8, 16)
-    assert not native.run_kernel("quantize", [x.double(), out], 128, 8, 16)
+    assert run_kernel("quantize", [x, out], 128, 8, 16)
+    assert not run_kernel("quantize", [x.T.contiguous().T, out], 128, 8, 16)
+    assert not run_kernel("quantize", [x.double(), out], 128, 8, 16)
     monkeypatch.setenv("ISTHMUS_NATIVE", "0")
-    assert not native.run_kernel("quantize", [x, out], 128, 8, 16)
+    assert not run_kernel("quantize", [x, out], 128, 8, 16)
 
 
 def test_many_threads_give_the_same_bytes(monkeypatch):
@@ -101,14 +105,14 @@ def test_many_threads_give_the_same_bytes(monkeypatch):
 @pytest.mark.processes
 def test_several_processes_compile_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    native._library.cache_clear()
+    cpu._library.cache_clear()
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=lambda: os._exit(native._library() is None)) for _ in range(3)]
+    processes = [context.Process(target=lambda: os._exit(cpu._library() is None)) for _ in range(3)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-    native._library.cache_clear()
+    cpu._library.cache_clear()
     assert [process.exitcode for process in processes] == [0, 0, 0]
     assert len(list((tmp_path / "isthmus").iterdir())) == 1
 
@@ -116,22 +120,22 @@ def test_several_processes_compile_at_once(tmp_path, monkeypatch):
 @pytest.mark.parametrize("whose", ["isthmus", "isthmus/kernels.so"])
 def test_what_others_can_write_is_not_run(whose, tmp_path, monkeypatch, logged):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    native._library.cache_clear()
-    assert native._library() is not None
+    cpu._library.cache_clear()
+    assert cpu._library() is not None
     (kernels,) = (tmp_path / "isthmus").iterdir()
     (tmp_path / "isthmus" if whose == "isthmus" else kernels).chmod(0o777)
-    native._library.cache_clear()
+    cpu._library.cache_clear()
     try:
-        assert native._library() is None
+        assert cpu._library() is None
         assert "can be written by them: own it, and chmod go-w" in logged.text
     finally:
-        native._library.cache_clear()
+        cpu._library.cache_clear()
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("broken", ["no compiler", "broken compiler", "broken cache"])
 def test_without_a_compiler_torch_does_the_work(broken, tmp_path, monkeypatch):
-    native._library.cache_clear()
+    cpu._library.cache_clear()
     if broken == "broken cache":
         (tmp_path / "isthmus").write_text("a file where a folder should be")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -139,8 +143,8 @@ def test_without_a_compiler_torch_does_the_work(broken, tmp_path, monkeypatch):
         monkeypatch.setenv("CXX", "false" if broken == "broken compiler" else "no-such-compiler")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     try:
-        assert native._library() is None
+        assert cpu._library() is None
         rows = torch.randn(3, 128)
         assert (Quantize(8).decode(Quantize(8).encode(rows)) - rows).abs().max() < 0.05
     finally:
-        native._library.cache_clear()
+        cpu._library.cache_clear()
