@@ -1,5 +1,6 @@
 """Options and settings shared by all tests, and the rule behind `make quick`."""
 
+import atexit
 import gc
 import logging
 import multiprocessing.process
@@ -23,6 +24,8 @@ _ALLOWED = ("tests", "torch.nn", "torch.optim", *(path.stem for path in Path(__f
 os.environ["ISTHMUS_ALLOW"] = ",".join(_ALLOWED)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels for a GPU run on the CPU
+    # the interpreter leaks, which nanobind tells on the screen when a process ends, behind the results of its tests
+    atexit.register(lambda: "triton" in sys.modules and os.dup2(os.open(os.devnull, os.O_WRONLY), 2))
 
 TOOLS = ("c++", "espeak-ng", "git", "ldconfig", "mount", "umount")  # these end within a moment: no process is meant
 _started: list[str] = []  # by the test that runs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import re
 import subprocess
@@ -23,8 +22,6 @@ from isthmus.compress.topk import TopK
 
 from .test_cpu_kernels import CODECS, rows_of
 
-# Triton's interpreter leaks, which nanobind tells on the screen, behind the results of the tests
-atexit.register(lambda: os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno()))
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy computes for the interpreter
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there the interpreter runs what is compiled for a GPU
 
@@ -111,6 +108,9 @@ def test_compiled_for_a_gpu_nothing_is_rounded_otherwise() -> None:
     instructions = re.findall(r"^\s+(?:@%p\d+ )?([a-z]\S*\.f32)\s", assembly.stdout, re.MULTILINE)
     assert {"div.rn.f32", "mul.rn.f32", "add.rn.f32", "sub.rn.f32"} <= set(instructions)
     assert not [each for each in instructions if re.search(r"fma|ftz|approx|full", each)]
+    roundings = set(re.findall(r"cvt\.(\S*bf16\S*)\.f32", assembly.stdout))
+    assert roundings
+    assert roundings <= {"rn.bf16", "rn.bf16x2"}
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")

@@ -76,13 +76,13 @@ class Float4(Codec):
     @override
     def decode_mean(self, payloads: list[torch.Tensor], weights: list[float]) -> torch.Tensor:
         rows = payloads[0].new_empty(len(payloads[0]), self.block, dtype=torch.float32)
-        if self._runs("float4_decode_mean", *payloads, rows, weights=weights):
+        if self._runs("float4_decode_mean", *payloads, rows, factors=weights):
             return rows
         return super().decode_mean(payloads, weights)
 
-    def _runs(self, name: str, *tensors: torch.Tensor, weights: Sequence[float] = ()) -> bool:
+    def _runs(self, name: str, *tensors: torch.Tensor, factors: Sequence[float] = ()) -> bool:
         table = _table(self.format)
-        return run_kernel(name, tensors, self.block, self.scale_bits, table=table, weights=weights)
+        return run_kernel(name, tensors, self.block, self.scale_bits, table=table, factors=factors)
 
 
 @functools.cache

@@ -83,7 +83,7 @@ class Quantize(Codec):
     def decode_mean(self, payloads: list[torch.Tensor], weights: list[float]) -> torch.Tensor:
         rows = payloads[0].new_empty(len(payloads[0]), self.block, dtype=torch.float32)
         options = (self.block, self.bits, self.scale_bits)
-        if run_kernel("dequantize_mean", [*payloads, rows], *options, weights=weights):
+        if run_kernel("dequantize_mean", [*payloads, rows], *options, factors=weights):
             return rows
         return super().decode_mean(payloads, weights)
 

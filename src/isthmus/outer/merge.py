@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -58,7 +57,9 @@ class Mix(Replace):
 
     @override
     def resume(self, now: Tensor, then: Tensor, anchor: Tensor) -> Tensor:
-        return torch.lerp(anchor, now, self.alpha)
+        if self.alpha < 0.5:
+            return anchor + self.alpha * (now - anchor)
+        return now - (now - anchor) * (1 - self.alpha)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from isthmus.core import Fragment, Tensors
 from isthmus.outer.in_flight import Outcome, Sync, zeros
 from isthmus.outer.merge import KeepProgress, Merge, Replace
 from isthmus.outer.offload import Offload
+from isthmus.outer.outer_sgd import is_plain_sgd, take_sgd_step
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,16 @@ class OuterStep:
         excluded = sync is not None and sync.excluded
         rule: Merge = Replace() if plain or excluded else self.merge
         with self.offload.fetched(fragment, self.optimizer):
-            gradients = list(self._outer_gradients(rule, fragment, outcome, _own_now(fragment, newer, closing)))
+            gradients = self._outer_gradients(rule, fragment, outcome, newer, closing)
             rule = KeepProgress() if closing and not (plain or excluded) else rule
-            then = fragment.params
+            left = None
             if rule.keeps_progress:
                 held = sync is not None and not sync.params_reset
                 left = self.offload.get(sync.pseudo_gradient, fragment.device) if sync and held else zeros(fragment)
-                then = [anchor.detach() - own for anchor, own in zip(fragment.anchor, left, strict=True)]
-            self._move_anchor(fragment, gradients, plain)
-            for param, before, anchor in zip(fragment.params, then, fragment.anchor, strict=True):
-                param.copy_(rule.resume(param.float(), before, anchor.detach()))
+            if is_plain_sgd(self.optimizer) and not plain:
+                take_sgd_step(self.optimizer, fragment, gradients, rule, left)
+            else:
+                self._take_any_step(fragment, gradients, rule, left, plain)
         for buffer, value in zip(fragment.averaged, outcome.buffers, strict=False):  # no values without a sync
             buffer.copy_(value)
         if sync:
@@ -65,22 +66,35 @@ class OuterStep:
                 param.copy_(anchor if newer else param - lost)
 
     def _outer_gradients(
-        self, rule: Merge, fragment: Fragment, outcome: Outcome, own_now: Iterator[torch.Tensor]
-    ) -> Iterator[torch.Tensor]:
+        self, rule: Merge, fragment: Fragment, outcome: Outcome, newer: Sync | None, closing: bool
+    ) -> Tensors:
+        if type(rule).outer_gradient is Replace.outer_gradient:
+            return self.offload.get(outcome.mean, fragment.device)
+        gradients = []
+        own_now = _own_now(fragment, newer, closing)
         for now, *offloaded in zip(own_now, outcome.mean, outcome.message, strict=True):
             mean, own_then = self.offload.get(offloaded, fragment.device)
             if not rule.replicated and not is_finite(now):
                 now = own_then  # what went wrong since the capture must not reach a private anchor
-            yield rule.outer_gradient(mean, own_then, now, outcome.weight)
+            gradients.append(rule.outer_gradient(mean, own_then, now, outcome.weight))
+        return gradients
 
-    def _move_anchor(self, fragment: Fragment, gradients: Tensors, plain: bool) -> None:
+    def _take_any_step(
+        self, fragment: Fragment, gradients: Tensors, rule: Merge, left: Tensors | None, plain: bool
+    ) -> None:
+        """Move anchors by the plain mean, or any optimizer, then the parameters by the merge rule."""
+        then = fragment.params
+        if left is not None:
+            then = [anchor.detach() - own for anchor, own in zip(fragment.anchor, left, strict=True)]
         if plain:
             torch._foreach_sub_([anchor.detach() for anchor in fragment.anchor], gradients)
-            return
-        for anchor, gradient in zip(fragment.anchor, gradients, strict=True):
-            anchor.grad = gradient
-        self.optimizer.step()  # skips the anchors of other fragments: they have no gradient
-        self.optimizer.zero_grad(set_to_none=True)
+        else:
+            for anchor, gradient in zip(fragment.anchor, gradients, strict=True):
+                anchor.grad = gradient
+            self.optimizer.step()  # skips the anchors of other fragments: they have no gradient
+            self.optimizer.zero_grad(set_to_none=True)
+        for param, before, anchor in zip(fragment.params, then, fragment.anchor, strict=True):
+            param.copy_(rule.resume(param.float(), before, anchor.detach()))
 
 
 def _own_now(fragment: Fragment, newer: Sync | None, closing: bool) -> Iterator[torch.Tensor]:

@@ -14,7 +14,6 @@ import torch
 from isthmus.compress.kernels import cpu
 
 _LOGGER = logging.getLogger(__name__)
-_TYPES = (torch.float32, torch.uint8, torch.int64)
 _is_triton_broken = False
 
 
@@ -23,7 +22,7 @@ def run_kernel(
     tensors: Sequence[torch.Tensor],
     *numbers: int,
     table: torch.Tensor | None = None,
-    weights: Sequence[float] = (),
+    factors: Sequence[float] = (),
 ) -> bool:
     """Run a kernel over the rows of `tensors`; False where it cannot be.
 
@@ -32,13 +31,13 @@ def run_kernel(
         tensors: input and output, with equal numbers of rows, on one device.
         numbers: whatever else the function takes.
         table: a small tensor on the CPU that every thread reads whole.
-        weights: of messages, in float32.
+        factors: numbers in float32.
     """
-    if not is_wanted() or not all(tensor.is_contiguous() and tensor.dtype in _TYPES for tensor in tensors):
+    if not is_wanted() or not all(tensor.is_contiguous() for tensor in tensors):
         return False
     devices = {tensor.device.type for tensor in tensors}
     run = cpu.run if devices == {"cpu"} else _run_on_gpu if devices == {"cuda"} else None
-    return run is not None and run(name, tensors, *numbers, table=table, weights=weights)
+    return run is not None and run(name, tensors, *numbers, table=table, factors=factors)
 
 
 def is_wanted() -> bool:

@@ -230,4 +230,24 @@ void transform_tiles(int64_t tiles, float* x, const double* matrix, int64_t n) {
   }
 }
 
+// outer_sgd.py; factors: learning rate, momentum, share of the parameter in a mixture, and of the anchor
+// form: the parameter becomes the anchor (0), a mixture (1), or keeps its progress (2)
+void outer_sgd(int64_t n, float* anchor, const float* gradient, float* param, float* momentum, const float* left,
+               const float* factors, int64_t has_momentum, int64_t nesterov, int64_t form) {
+  const float lr = factors[0], mu = factors[1], own = factors[2], rest = factors[3];
+  for (int64_t i = 0; i < n; i++) {
+    const float before = anchor[i];
+    float step = gradient[i];
+    if (has_momentum) {
+      momentum[i] = momentum[i] * mu + step;
+      step = nesterov ? step + mu * momentum[i] : momentum[i];
+    }
+    const float now = before - lr * step;
+    anchor[i] = now;
+    if (form == 0) param[i] = now;
+    if (form == 1) param[i] = own < 0.5f ? now + own * (param[i] - now) : param[i] - (param[i] - now) * rest;
+    if (form == 2) param[i] = now + (param[i] - (before - left[i]));
+  }
+}
+
 }  // extern "C"

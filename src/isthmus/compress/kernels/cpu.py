@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,10 +20,11 @@ _LOGGER = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("cpu.cpp")
 # no contraction: a fused multiply-add would round differently from torch
 _FLAGS = ["-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC"]
-_NAMES = (  # none of them takes weights
+_NAMES = (
     *("quantize", "quantize_with_rest", "dequantize", "float4_encode", "float4_encode_with_rest", "float4_decode"),
-    *("largest", "transform_tiles"),
+    *("largest", "transform_tiles", "outer_sgd"),
 )
+_TYPES = (torch.float32, torch.uint8, torch.int64)
 _VALUES_PER_THREAD = 1 << 20
 
 
@@ -31,20 +33,23 @@ def run(
     tensors: Sequence[torch.Tensor],
     *numbers: int,
     table: torch.Tensor | None = None,
-    weights: Sequence[float] = (),
+    factors: Sequence[float] = (),
 ) -> bool:
     """Run a function of cpu.cpp as `run_kernel` says, on as many threads as torch uses."""
     library = _library()
-    if library is None or name not in _NAMES:
+    if library is None or name not in _NAMES or not all(tensor.dtype in _TYPES for tensor in tensors):
         return False
     num_rows = len(tensors[0])
     num_threads = min(torch.get_num_threads(), max(tensor.numel() for tensor in tensors) // _VALUES_PER_THREAD + 1)
     bounds = [num_rows * i // num_threads for i in range(num_threads + 1)]
 
+    constants: list[Any] = [] if table is None else [ctypes.c_void_p(table.data_ptr())]
+    if factors:
+        constants.append((ctypes.c_float * len(factors))(*factors))
+
     def part(start: int, end: int) -> None:
         pointers = [ctypes.c_void_p(t.data_ptr() + start * t.stride(0) * t.element_size()) for t in tensors]
-        tables = [] if table is None else [ctypes.c_void_p(table.data_ptr())]
-        getattr(library, name)(ctypes.c_int64(end - start), *pointers, *tables, *map(ctypes.c_int64, numbers))
+        getattr(library, name)(ctypes.c_int64(end - start), *pointers, *constants, *map(ctypes.c_int64, numbers))
 
     if num_threads == 1:
         part(0, num_rows)

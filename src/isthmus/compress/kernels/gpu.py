@@ -19,13 +19,13 @@ def run(
     tensors: Sequence[torch.Tensor],
     *numbers: int,
     table: torch.Tensor | None = None,
-    weights: Sequence[float] = (),
+    factors: Sequence[float] = (),
 ) -> bool:
     """Run a kernel as `run_kernel` says; False where there is none of this name."""
     launch = _LAUNCHERS.get(name)
     if launch is None:
         return False
-    options: dict[str, Any] = {"weights": tuple(map(float, weights))} if weights else {}
+    options: dict[str, Any] = {"factors": tuple(map(float, factors))} if factors else {}
     if table is not None:
         options["table"] = _table_on(tensors[0].device, tuple(table.tolist()))
     if len(tensors[0]):
@@ -46,10 +46,10 @@ def _quantize(tensors: Sequence[torch.Tensor], block: int, bits: int, scale_bits
 
 
 def _dequantize(
-    tensors: Sequence[torch.Tensor], block: int, bits: int, scale_bits: int, weights: tuple[float, ...] = _ONE
+    tensors: Sequence[torch.Tensor], block: int, bits: int, scale_bits: int, factors: tuple[float, ...] = _ONE
 ) -> None:
     *payloads, rows = tensors
-    arguments, constants = (tuple(payloads), weights, rows), (bits, scale_bits)
+    arguments, constants = (tuple(payloads), factors, rows), (bits, scale_bits)
     _launch(gpu_kernels.dequantize, arguments, len(rows), block, constants, block * bits // 8)
 
 
@@ -64,15 +64,21 @@ def _float4_decode(
     block: int,
     scale_bits: int,
     table: torch.Tensor,
-    weights: tuple[float, ...] = _ONE,
+    factors: tuple[float, ...] = _ONE,
 ) -> None:
     *payloads, rows = tensors
-    arguments = (tuple(payloads), weights, rows, table)
+    arguments = (tuple(payloads), factors, rows, table)
     _launch(gpu_kernels.float4_decode, arguments, len(rows), block, (scale_bits,), block // 2)
 
 
 def _largest(tensors: Sequence[torch.Tensor], chunk: int, keep: int) -> None:
     _launch(gpu_kernels.largest, tuple(tensors), len(tensors[0]), chunk, (keep,), chunk)
+
+
+def _outer_sgd(tensors: Sequence[torch.Tensor], *constants: int, factors: tuple[float, ...]) -> None:
+    grid = (triton.cdiv(len(tensors[0]), _TILE_VALUES),)
+    arguments = (*tensors, len(tensors[0]), *factors, *map(bool, constants[:2]), constants[2])
+    gpu_kernels.outer_sgd[grid](*arguments, _TILE_VALUES, **OPTIONS)
 
 
 def _launch(
@@ -104,4 +110,5 @@ _LAUNCHERS: dict[str, Callable[..., None]] = {
     "float4_decode": _float4_decode,
     "float4_decode_mean": _float4_decode,
     "largest": _largest,
+    "outer_sgd": _outer_sgd,
 }

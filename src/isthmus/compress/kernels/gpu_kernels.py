@@ -231,3 +231,40 @@ def largest(rows, indices, num_rows, CHUNK: tl.constexpr, KEEP: tl.constexpr, RO
     kept = above | (equal & (tl.cumsum(equal, axis=1) <= ties).to(tl.int32))
     place = row * KEEP + tl.cumsum(kept, axis=1) - 1
     tl.store(indices + place, (column + tl.zeros([ROWS, 1], tl.int32)).to(tl.int64), here & (kept != 0))
+
+
+@triton.jit
+def outer_sgd(
+    anchor,
+    gradient,
+    param,
+    momentum,
+    left,
+    num_values,
+    lr,
+    mu,
+    own,
+    rest,
+    HAS_MOMENTUM: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    FORM: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """Move anchors as `outer_sgd.py` says; `own` and `rest` are the shares of parameter and anchor in a mixture."""
+    i = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    here = i < num_values
+    before = tl.load(anchor + i, here, 0.0)
+    step = tl.load(gradient + i, here, 0.0)
+    if HAS_MOMENTUM:
+        speed = tl.load(momentum + i, here, 0.0) * mu + step
+        tl.store(momentum + i, speed, here)
+        step = step + mu * speed if NESTEROV else speed
+    now = before - lr * step
+    tl.store(anchor + i, now, here)
+    if FORM == 1:
+        value = tl.load(param + i, here, 0.0).to(tl.float32)
+        now = tl.where(own < 0.5, now + own * (value - now), value - (value - now) * rest)
+    elif FORM == 2:
+        value = tl.load(param + i, here, 0.0).to(tl.float32)
+        now = now + (value - (before - tl.load(left + i, here, 0.0)))
+    tl.store(param + i, now.to(param.dtype.element_ty), here)
