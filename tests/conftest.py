@@ -24,10 +24,22 @@ _ALLOWED = ("tests", "torch.nn", "torch.optim", *(path.stem for path in Path(__f
 os.environ["ISTHMUS_ALLOW"] = ",".join(_ALLOWED)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels for a GPU run on the CPU
-    # the interpreter leaks, which nanobind tells on the screen when a process ends, behind the results of its tests
-    atexit.register(lambda: "triton" in sys.modules and os.dup2(os.open(os.devnull, os.O_WRONLY), 2))
 
-TOOLS = ("c++", "espeak-ng", "git", "ldconfig", "mount", "umount")  # these end within a moment: no process is meant
+# these end within a moment: no process is meant
+TOOLS = (
+    "c++",
+    "espeak-ng",
+    "git",
+    "hadolint",
+    "helm",
+    "ldconfig",
+    "mount",
+    "promtool",
+    "shellcheck",
+    "ssh-keygen",
+    "systemd-analyze",
+    "umount",
+)
 _started: list[str] = []  # by the test that runs
 
 
@@ -42,6 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what is imported stays: nobody need look at it again
+    atexit.register(gc.unfreeze)  # else libraries find at the end that it has leaked, and say so
     gc.enable()
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from contextlib import suppress
 from importlib import import_module
 
 for variable, value in {"OMP_WAIT_POLICY": "PASSIVE", "TORCH_CPP_LOG_LEVEL": "ERROR"}.items():
@@ -10,7 +11,7 @@ gc.disable()  # it takes half of the time, and finds nothing
 for name in (
     "isthmus.cli",
     "isthmus.compress.feedback",
-    "isthmus.compress.kernels.cpu",
+    "isthmus.core.kernels.cpu",
     "isthmus.compress.quantize",
     "isthmus.compress.topk",
     "isthmus.hugging_face",
@@ -35,7 +36,9 @@ for name in (
     "transformers.models.gpt_neox.modeling_gpt_neox",
     "transformers.trainer",
 ):
-    import_module(name)
-import_module("isthmus.transport.torchft.lighthouse").import_torchft()
+    with suppress(ImportError):  # what is not installed is missed where it is needed
+        import_module(name)
+with suppress(Exception):
+    import_module("isthmus.transport.torchft.lighthouse").import_torchft()
 gc.freeze()  # forks share the memory of what is there now: the collector would write into it
 gc.enable()

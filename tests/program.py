@@ -26,17 +26,27 @@ ROOT = Path(__file__).parents[1]
 class Program:
     """`python -m isthmus` with these arguments: as much of `subprocess.Popen` as tests use."""
 
-    def __init__(self, *arguments: object, cwd: Path = ROOT, **environment: str) -> None:
+    def __init__(
+        self, *arguments: object, cwd: Path = ROOT, inside: Callable[[], None] | None = None, **environment: str
+    ) -> None:
+        """Start it, in a folder, or wherever the process moves itself by calling `inside`."""
         self._outputs = [tempfile.NamedTemporaryFile("r") for _ in range(2)]  # noqa: SIM115
         names = [output.name for output in self._outputs]
         world = dict(os.environ) | environment
-        self._process = CONTEXT.Process(target=_become, args=(list(map(str, arguments)), str(cwd), world, names))
+        self._process = CONTEXT.Process(
+            target=_become, args=(list(map(str, arguments)), str(cwd), inside, world, names)
+        )
         self._process.start()
         self.pid: int = self._process.pid or 0
 
     @property
     def returncode(self) -> int | None:
         return self._process.exitcode
+
+    @property
+    def log(self) -> str:
+        """Return what it has written to standard error so far."""
+        return Path(self._outputs[1].name).read_text()
 
     def poll(self) -> int | None:
         return self.returncode
@@ -64,7 +74,7 @@ class _ForkedServer:
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            _run(lambda: _serve(connection.fileno()))
+            run_to_its_end(lambda: _serve(connection.fileno()))
         self._code: int | None = None
 
     def kill(self) -> None:
@@ -77,23 +87,39 @@ class _ForkedServer:
         return self._code
 
 
-def _become(arguments: list[str], cwd: str, environment: dict[str, str], outputs: list[str]) -> NoReturn:
+def _become(
+    arguments: list[str],
+    cwd: str,
+    inside: Callable[[], None] | None,
+    environment: dict[str, str],
+    outputs: list[str],
+) -> NoReturn:
     """Become the program: nothing is left of the tests but the modules."""
-    from isthmus.cli import main
-    from isthmus.tools.fork_server import ForkServer
+    from isthmus.__main__ import main
 
     for target, path in enumerate(outputs, start=1):
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.dup2(file, target)
         os.close(file)
+    sys.argv = ["isthmus", *arguments]
+    take_place(cwd, environment, inside)
+    run_to_its_end(main)
+
+
+def take_place(cwd: str, environment: dict[str, str], inside: Callable[[], None] | None = None) -> None:
+    """Have this process look like a new one, whose server of workers is a fork of it; see `Program`."""
+    from isthmus.tools.fork_server import ForkServer
+
     os.environ.clear()
     os.environ.update(environment)
-    os.chdir(cwd)
+    if inside is None:
+        os.chdir(cwd)
+    else:
+        inside()
+        cwd = os.getcwd()
     sys.path[:] = [cwd, *(path for path in sys.path if not path.startswith(f"{ROOT}/tests"))]
-    sys.argv = ["isthmus", *arguments]
     multiprocessing.set_start_method(None, force=True)
     ForkServer._start_process = lambda self, connection: _ForkedServer(connection)
-    _run(main)
 
 
 def _serve(connection: int) -> None:
@@ -110,7 +136,7 @@ def _serve(connection: int) -> None:
     fork_server.main()
 
 
-def _run(main: Callable[[], Any]) -> NoReturn:
+def run_to_its_end(main: Callable[[], Any]) -> NoReturn:
     """Run a program, and end as Python does."""
     resource_tracker._resource_tracker._fd = None  # the tests' own
     code = 0

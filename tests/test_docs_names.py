@@ -22,6 +22,8 @@ PATH = re.compile(r"^[\w./*<>-]+\.(?:py|md|yaml|json|jsonl|png|txt|cpp|safetenso
 FOREIGN = {  # not of this repository, and not importable here
     "AutoTokenizer": "transformers",
     "my_package": "the reader's own",
+    "terminationGracePeriodSeconds": "a key of Kubernetes",
+    "KillWait": "a key of Slurm",
     "HF_HOME": "read by Hugging Face's libraries",
     "theta_m": "a paper's symbol",
     "src/isthmus/compress/sign.py": "the reader's own",

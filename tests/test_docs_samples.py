@@ -84,7 +84,7 @@ def commands(text: str) -> list[str]:
 
 def check_command(line: str, folder: Path) -> None:
     """Fail where a command names a program, option, target, file or extra that there is not."""
-    words = [word for word in shlex.split(line) if word != "..."]
+    words = [word for word in shlex.split(re.split(r" (?:\||>>?) ", line)[0]) if word != "..."]
     while "=" in words[0]:
         words.pop(0)
     if words[0] == "torchrun" or words[:3] == ["python", "-m", "isthmus"]:
@@ -99,7 +99,8 @@ def check_command(line: str, folder: Path) -> None:
         case ["make", *targets]:
             assert set(targets) <= set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
         case ["python", "-m", module, *_]:
-            assert (ROOT / module.replace(".", "/")).exists() or (ROOT / f"{module.replace('.', '/')}.py").exists()
+            places = [folder / module.replace(".", "/") for folder in (ROOT, ROOT / "src")]
+            assert any(place.exists() or place.with_suffix(".py").exists() for place in places)
         case ["python", script, *_]:
             assert (ROOT / script).exists() or script == "program.py", script
         case ["pip", "install", *packages]:

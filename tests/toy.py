@@ -46,9 +46,9 @@ class Lazy(Cast):
     def message_fraction(self, state):
         return 0.25 if state["messages"] > 1 else 1.0
 
-    def average(self, local, state, peers):
+    def average(self, local, state, peers, with_residual=True):
         state["messages"] = state.get("messages", 0) + 1
-        return super().average(local, state, peers)
+        return super().average(local, state, peers, with_residual)
 
 
 @dataclass

@@ -72,7 +72,7 @@ def describe(disturbed: dict[str, Any], calm: list[dict[str, Any]]) -> list[str]
         f"{len(disturbed['costs'])} faults in {minutes:.0f} minutes, {disturbed['restarts']} restarts; "
         f"{disturbed['versions']} commits, {disturbed['refused']} refused syncs (counted per worker)",
         f"{disturbed['compared']} versions reached by several workers: equal chains, anchors and ledgers in all; "
-        f"{disturbed['lost']} lost, as all who had them were killed at the same time",
+        f"{disturbed['lost']} lost with all who had them, who were killed at the same time",
         f"goodput {disturbed['goodput']:.0f} committed samples a second, {goodput:.0f} undisturbed "
         f"({100 * disturbed['goodput'] / goodput:.0f} %); of {trained} samples trained "
         f"{100 * (1 - disturbed['samples'] / trained):.1f} % did not come to count",
@@ -112,7 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", nargs="+", default=["torchft=100", "hivemind=50"], metavar="ENGINE=NUMBER")
     parser.add_argument("--undisturbed-seconds", type=float, default=180)
-    parser.add_argument("--ranks", type=int, default=1, help="of each worker, by FSDP2; a torchrun starts them")
+    parser.add_argument("--ranks", type=int, default=1, help="of each worker, by FSDP2")
     parser.add_argument("--rtt-ms", type=float, default=0, help="round-trip time between two machines")
     parser.add_argument("--pause-seconds", type=float, default=PAUSE_SECONDS, help="between two faults, in the mean")
     parser.add_argument("--seed", type=int, default=0)

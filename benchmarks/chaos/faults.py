@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from benchmarks.chaos.machine import Machine
 from benchmarks.chaos.world import World
 
 _LASTS = (2.0, 8.0)  # seconds
@@ -25,28 +26,28 @@ class Fault:
     end: float
 
 
-def _kill(world: World, victim: int, rank: int, seconds: float) -> None:
-    world.signal(victim, signal.SIGKILL, rank)
+def _kill(machine: Machine, rank: int, seconds: float) -> None:
+    machine.signal(signal.SIGKILL, rank)
 
 
-def _stop(world: World, victim: int, rank: int, seconds: float) -> None:
-    world.signal(victim, signal.SIGSTOP, rank)
+def _stop(machine: Machine, rank: int, seconds: float) -> None:
+    machine.signal(signal.SIGSTOP, rank)
     time.sleep(seconds)
-    world.signal(victim, signal.SIGCONT, rank)
+    machine.signal(signal.SIGCONT, rank)
 
 
-def _unplug(world: World, victim: int, rank: int, seconds: float) -> None:
-    world.unplug(victim)
+def _unplug(machine: Machine, rank: int, seconds: float) -> None:
+    machine.unplug()
     time.sleep(seconds)
-    world.replug(victim)
+    machine.replug()
 
 
-def _poison(world: World, victim: int, rank: int, seconds: float) -> None:
-    world.signal(victim, signal.SIGUSR1, rank)
+def _poison(machine: Machine, rank: int, seconds: float) -> None:
+    machine.signal(signal.SIGUSR1, rank)
 
 
-def _fill_disk(world: World, victim: int, rank: int, seconds: float) -> None:
-    ballast = world.disk(victim) / "ballast"
+def _fill_disk(machine: Machine, rank: int, seconds: float) -> None:
+    ballast = machine.disk / "ballast"
     with suppress(OSError), ballast.open("wb", buffering=0) as file:
         while True:  # until no space is left
             file.write(bytes(2**16))
@@ -54,7 +55,7 @@ def _fill_disk(world: World, victim: int, rank: int, seconds: float) -> None:
     ballast.unlink()
 
 
-KINDS: dict[str, Callable[[World, int, int, float], None]] = {
+KINDS: dict[str, Callable[[Machine, int, float], None]] = {
     "SIGKILL": _kill,
     "SIGSTOP": _stop,
     "cable pulled": _unplug,
@@ -74,7 +75,7 @@ def strike(world: World, number: int, seed: int, pause_seconds: float = PAUSE_SE
         victim, seconds = dice.choice(world.training()), dice.uniform(*_LASTS)
         rank = dice.randrange(world.ranks) if world.ranks > 1 else 0
         begin = time.time()
-        KINDS[kind](world, victim, rank, seconds)
+        KINDS[kind](world.machines[victim], rank, seconds)
         faults.append(Fault(kind, victim, begin, time.time()))
         print(f"{index + 1}/{number}: {kind}, worker {victim}, {time.time() - begin:.1f} s", flush=True)
     return faults

@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
+from isthmus.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from isthmus.recipes import attach
 
-__version__ = "0.1.0"
 __all__ = ["attach"]
 
 

@@ -1,5 +1,20 @@
-"""`python -m isthmus`."""
+"""The program: `isthmus`, or `python -m isthmus`."""
 
-from isthmus.cli import main
+import sys
 
-main()
+from isthmus.signals import heed_signals
+
+
+def main() -> None:
+    """Heed signals first thing, then import what takes time, and run."""
+    try:
+        heed_signals()
+        from isthmus.cli import main
+
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

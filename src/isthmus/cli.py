@@ -11,35 +11,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import yaml
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
-from typer.core import TyperGroup
-from typing_extensions import override
 
 from isthmus import log
+from isthmus.signals import STOPPED
 from isthmus.tools import servers
+from isthmus.tools.arguments import Commands, ResumeMode, ResumingCommand
+from isthmus.tools.host_options import HostAddress, HostNames, HostPython, open_hosts
 
 _DEMO_STEP_SECONDS = 0.2  # of all runs, one step each, on two cores
 
 # Commands import their parts themselves: torch takes seconds, and `--help` needs none of it.
 
-
-class _Commands(TyperGroup):
-    """The commands, with options that may stand before or behind any of them."""
-
-    @override
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        common = [arg for arg in args if arg in ("--verbose", "--quiet")]
-        return super().parse_args(ctx, common + [arg for arg in args if arg not in common])
-
-
 app = typer.Typer(
-    cls=_Commands,
+    cls=Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Train one model on clusters joined by slow, unreliable links.",
@@ -52,7 +40,15 @@ Overrides = Annotated[
 ]
 NumWorkers = Annotated[int | None, typer.Option("--workers", min=1, help="How many workers.", show_default=False)]
 RoundTripMs = Annotated[float, typer.Option(min=0, help="Between the workers, where seconds are modelled.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")]
+ResumeOption = Annotated[
+    ResumeMode,
+    typer.Option(
+        "--resume", metavar="[auto]", help="Go on from the newest checkpoint; auto: if any.", show_default=False
+    ),
+]
+StepSeconds = Annotated[
+    float | None, typer.Option(min=1e-6, help="Of an inner step, as `profile` measures it.", show_default=False)
+]
 Allow = Annotated[
     list[str] | None,
     typer.Option("--allow", metavar="MODULE", help="Code that the configuration may name.", show_default=False),
@@ -70,7 +66,11 @@ def _importing() -> Iterator[None]:
 
 
 def main() -> None:
-    """Run the program. An error is one line; exit code 2 for what the user can mend, 1 for what failed."""
+    """Run the program. An error is one line.
+
+    Exit codes: 0 for what is finished, 1 for what failed, 2 for what the user can mend, 75 for what was stopped and is
+    to be continued, 130 for what Ctrl-C ended at once.
+    """
     # Workers share the cores: threads that spin while they wait would slow all of them down, many times over.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost peer is our own line, not a C++ stack trace
@@ -117,11 +117,11 @@ def demo(
         run_demo(run_dir, steps, _console(), server, round_trip_ms=round_trip_ms)
 
 
-@app.command()
+@app.command(cls=ResumingCommand)
 def train(
     config: ConfigPath,
     overrides: Overrides = None,
-    resume: Resume = False,
+    resume: ResumeOption = ResumeMode.NO,
     allow: Allow = None,
     follow_stdin: Annotated[bool, typer.Option("--follow-stdin", "--on-leash", hidden=True)] = False,
 ) -> None:
@@ -132,29 +132,39 @@ def train(
     from isthmus.tools.report import print_report
     from isthmus.tools.workers import follow_stdin as begin_to_follow
     from isthmus.train.worker import train
+    from isthmus.transport.rendezvous import follow_srun
 
     if follow_stdin:
         begin_to_follow()
+    follow_srun()
     allow_imports(allow or [])
-    loaded = load_config(config, overrides or [], resume=resume)
-    part = train(loaded, resume)
-    if part["finished"] and loaded.train.workers == 1 and not follow_stdin:
+    loaded = load_config(config, overrides or [], resume=resume is not ResumeMode.NO)
+    with _may_be_finished(resume):
+        part = train(loaded, resume.mode)
+    if not part["finished"]:
+        raise typer.Exit(STOPPED)
+    if loaded.train.workers == 1 and not follow_stdin:
         print_report(FinishedRun.read(Path(loaded.train.run_dir)), _console())
 
 
-@app.command()
+@app.command(cls=ResumingCommand)
 def launch(
     config: ConfigPath,
     workers: NumWorkers = None,
     overrides: Overrides = None,
-    resume: Resume = False,
+    resume: ResumeOption = ResumeMode.NO,
     allow: Allow = None,
     round_trip_ms: RoundTripMs = 0.0,
+    hosts: HostNames = None,
+    python: HostPython = sys.executable,
+    address: HostAddress = None,
 ) -> None:
-    """Run all workers on this machine, with live progress and a report."""
+    """Run all workers, on this machine or by ssh on others, with live progress and a report."""
     from isthmus.tools.fork_server import ForkServer
 
-    with ForkServer() as server:  # it imports while this process does
+    with (
+        open_hosts(hosts, python, address) if hosts else ForkServer() as server
+    ):  # this imports while this process does
         with _importing():
             from isthmus.core.imports import allow_imports
             from isthmus.recipes import load_config
@@ -163,12 +173,15 @@ def launch(
             from isthmus.tools.workers import how_to_resume
 
             allow_imports(allow or [])
-            loaded, console = load_config(config, overrides or [], workers, resume), _console()
-        finished_run = run(loaded, console, server, resume)
+            loaded, console = load_config(config, overrides or [], workers, resume is not ResumeMode.NO), _console()
+        with _may_be_finished(resume):
+            finished_run = run(loaded, console, server, resume.mode)
     if finished_run:
         print_report(finished_run, console, round_trip_ms)
     else:
-        console.print(f"stopped; {how_to_resume(Path(loaded.train.run_dir))}", soft_wrap=True)
+        options = "" if isinstance(server, ForkServer) else server.options
+        console.print(f"stopped; {how_to_resume(Path(loaded.train.run_dir), options)}", soft_wrap=True)
+        raise typer.Exit(STOPPED)
 
 
 @app.command()
@@ -178,38 +191,17 @@ def show(
     overrides: Overrides = None,
     allow: Allow = None,
     round_trip_ms: RoundTripMs = 0.0,
+    step_seconds: StepSeconds = None,
 ) -> None:
     """Print the resolved configuration, what each sync sends and takes, where each part is, and what does not fit."""
     with _importing():
-        from isthmus.config import dump
         from isthmus.core.imports import allow_imports
         from isthmus.recipes import load_config
-        from isthmus.tools.preflight import check_run, import_paths
-        from isthmus.tools.report import LINKS, readable_bytes
-        from isthmus.tools.sync_traffic import Uplink, readable_seconds, sync_traffic
+        from isthmus.tools.show import show
 
         allow_imports(allow or [])
-        loaded, console = load_config(config, overrides or [], workers), _console()
-    print(yaml.safe_dump(dump(loaded), sort_keys=False))
-    table = Table("fragment (synced together)", box=SIMPLE_HEAD)
-    for column in ("sent", "bytes", "trips", *(f"modelled at\n{link:,} Mbit/s" for link in LINKS)):
-        table.add_column(column, justify="right")
-    for fragment, traffic in sync_traffic(loaded).items():
-        modelled = [readable_seconds(Uplink(link, round_trip_ms).seconds(traffic)) for link in LINKS]
-        sent = traffic.sent_bytes
-        table.add_row(fragment, readable_bytes(sent), f"{sent:,}", str(traffic.num_trips), *modelled)
-    console.print(table)
-    console.print(
-        f"per sync, by each of {loaded.train.workers} workers; trips: one-way, one after the other; "
-        f"round trip, modelled: {round_trip_ms:g} ms"
-    )
-    if loaded.train.workers == 1:
-        console.print("one worker alone sends nothing: --workers 2 shows what two would send")
-    table = Table("part", "import path", box=SIMPLE_HEAD)
-    for part, path in import_paths(loaded).items():
-        table.add_row(part, path)
-    console.print(table)
-    check_run(loaded)
+        loaded = load_config(config, overrides or [], workers)
+    show(loaded, _console(), round_trip_ms, step_seconds)
 
 
 @app.command()
@@ -241,16 +233,16 @@ def doctor(
     workers: NumWorkers = None,
     overrides: Overrides = None,
     allow: Allow = None,
-    step_seconds: Annotated[
-        float | None, typer.Option(min=1e-6, help="Of an inner step, as `profile` measures it.", show_default=False)
-    ] = None,
+    step_seconds: StepSeconds = None,
 ) -> None:
     """Check machines, links and configuration before a long run; every worker starts it, or --workers N starts them."""
     from isthmus.core.imports import allow_imports
     from isthmus.recipes import load_config
     from isthmus.tools.doctor import doctor as examine
     from isthmus.tools.doctor import doctor_on_this_machine
+    from isthmus.transport.rendezvous import follow_srun
 
+    follow_srun()
     allow_imports(allow or [])
     loaded = load_config(config, overrides or [], workers)
     if workers:
@@ -282,6 +274,20 @@ def export(
 
 for command in (servers.identity, servers.lighthouse, servers.dht, servers.relay):
     app.command()(command)
+
+
+@contextmanager
+def _may_be_finished(resume: ResumeMode) -> Iterator[None]:
+    """End well where a run that goes on if it can has nothing left to do."""
+    from isthmus.train.resume_check import AlreadyFinished
+
+    try:
+        yield
+    except AlreadyFinished as finished:
+        if resume is not ResumeMode.AUTO:
+            raise
+        logging.getLogger("isthmus").info(finished)
+        raise typer.Exit from finished
 
 
 def _console() -> Console:

@@ -109,7 +109,7 @@ def _known_split(name: str) -> str:
     return name
 
 
-_GIVEN_TO_TRANSPORTS = ("shared_config", "expected_workers", "ranks_per_worker", "replicated_state")
+_GIVEN_TO_TRANSPORTS = ("shared_config", "expected_workers", "ranks_per_worker", "replicated_state", "resumes")
 
 
 class Section(BaseModel):
@@ -128,7 +128,7 @@ class InnerConfig(Section):
     micro_batch_size: Annotated[int | Literal["auto"] | None, BeforeValidator(_read_micro_batch_size)] = None
     clip_norm: float | None = 1.0
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    compile: bool = False
+    compile: bool = False  # by torch, a matter of each worker
 
 
 class OuterConfig(Section):
@@ -183,7 +183,7 @@ class TrackConfig(Section):
 
     tensorboard: bool = False  # event files, in the run's folder
     wandb: str | None = None  # a project of Weights & Biases
-    prometheus_port: Annotated[int | None, Field(ge=1, le=65535)] = None  # worker k listens on this plus k
+    prometheus_port: Annotated[int | None, Field(ge=1, le=65535)] = None  # plus k at the k-th worker on a machine
 
 
 class RunConfig(Section):

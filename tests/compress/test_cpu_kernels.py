@@ -10,9 +10,9 @@ import torch
 from isthmus.compress import dct, float4, quantize, topk
 from isthmus.compress.base import Codec
 from isthmus.compress.float4 import Float4
-from isthmus.compress.kernels import cpu, run_kernel
 from isthmus.compress.quantize import Quantize
 from isthmus.compress.topk import TopK
+from isthmus.core.kernels import cpu, run_kernel
 
 from .conftest import run_workers
 from .test_contract import CONFIGS, REPLICATED, tensors_of

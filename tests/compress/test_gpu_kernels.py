@@ -12,17 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-from isthmus.compress import kernels
 from isthmus.compress.base import Codec
 from isthmus.compress.dct import DCT
 from isthmus.compress.float4 import Float4
-from isthmus.compress.kernels import cpu, gpu
 from isthmus.compress.quantize import Quantize
 from isthmus.compress.topk import TopK
+from isthmus.core import kernels
+from isthmus.core.kernels import cpu, gpu
 
 from .test_cpu_kernels import CODECS, rows_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy computes for the interpreter
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy computes for the interpreter
+]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there the interpreter runs what is compiled for a GPU
 
 
@@ -44,11 +47,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 def all_results(codec: Codec, rows: torch.Tensor) -> list[torch.Tensor]:
     """Whatever a codec makes of some rows: payloads, what they lose, what they decode to, and a mean."""
-    rest = torch.full_like(rows, 7.0)
-    payload, payload_with_rest = codec.encode(rows), codec.encode_with_rest(rows, rest)
+    residual = torch.full_like(rows, 7.0)
+    payload, payload_with_residual = codec.encode(rows), codec.encode_with_residual(rows, residual)
     other = codec.encode(0.37 * rows.flip(0))
     mean = codec.decode_mean([payload, other, payload], [0.25, 0.3, 0.45])
-    results = [payload, payload_with_rest, rest, codec.decode(payload), mean]
+    results = [payload, payload_with_residual, residual, codec.decode(payload), mean]
     return [_bits(result.cpu()) for result in results]
 
 
@@ -64,9 +67,9 @@ def test_the_same_bytes_and_bits_as_from_torch(codec: Codec, launched: set[str],
         rows = rows[:140:7]  # the interpreter takes 24 ms for each
     found = all_results(codec, rows.to(DEVICE))
     if isinstance(codec, Quantize):
-        assert launched == {"quantize", "quantize_with_rest", "dequantize", "dequantize_mean"}
+        assert launched == {"quantize", "quantize_with_residual", "dequantize", "dequantize_mean"}
     elif isinstance(codec, Float4):
-        assert launched == {"float4_encode", "float4_encode_with_rest", "float4_decode", "float4_decode_mean"}
+        assert launched == {"float4_encode", "float4_encode_with_residual", "float4_decode", "float4_decode_mean"}
     else:
         assert "largest" in launched
     assert not kernels._is_triton_broken

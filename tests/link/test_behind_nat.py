@@ -8,7 +8,7 @@ from isthmus.link import Identity, Link, Member
 from tests.hosts import Hosts, skip_where_there_are_none
 from tests.link.test_link import exchange_all
 
-pytestmark = pytest.mark.waits
+pytestmark = [pytest.mark.processes, pytest.mark.waits]
 KINDS = ["open", "filtered", "nat", "nat", "open"]
 FIRST_FILTERED, FIRST_NAT, SECOND_NAT, RELAY = 1, 2, 3, 4
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from isthmus.core import UserError
-from isthmus.link import Identity, Link, Member, MemberLost, handshake
+from isthmus.link import Identity, Link, Member, MemberLost
 from isthmus.link.lane import CHUNK_BYTES, DATA, HELLO, Frame, Lane
 from isthmus.link.relay import ANSWER, CALL, TOKEN_BYTES
 from tests.link.conftest import together
@@ -24,8 +24,8 @@ SIZES = (0, 1, 9, 4096, 4097, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 *
 @pytest.fixture
 def long_way(monkeypatch):
     """Four lanes for bulk, as on a way of forty milliseconds."""
-    monkeypatch.setattr(handshake, "_SECONDS_A_LANE", 1e-9)
-    monkeypatch.setattr(handshake, "_MAX_LANES", 4)
+    monkeypatch.setattr("isthmus.link.lane._SECONDS_A_LANE", 1e-9)
+    monkeypatch.setattr("isthmus.link.lane.MAX_LANES", 4)
 
 
 def nothing(size):
@@ -137,7 +137,7 @@ def test_who_dies_is_named_by_all_and_memory_is_free_at_once(ends, long_way):
         assert "worker 2" in message
     messages.clear()
     wait_until(lambda: gc.collect() is not None and all(ref() is None for ref in held))
-    assert links[0]._groups == links[1]._groups == []
+    wait_until(lambda: links[0]._groups == links[1]._groups == [])
 
 
 def test_who_leaves_is_named(ends):
@@ -265,7 +265,7 @@ def test_groups_leave_no_descriptor_or_thread_behind(ends, monkeypatch):
         exchange_all(groups, [[0, 10], [10, 0]])
         for group in groups:
             group.close()
-        wait_until(lambda: not ends.links[0]._closing and not ends.links[1]._closing)
+        wait_until(lambda: all(link._pool.num_clean == 1 and not link._closing for link in ends.links))
         counts.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
     for what in zip(*counts, strict=True):
         assert max(what[15:]) <= max(what[:15])
@@ -282,6 +282,7 @@ def test_links_that_close_one_after_the_other_do_not_wait(ends, pause_seconds, m
     time.sleep(pause_seconds)
     groups[1].close()
     wait_until(lambda: not any(link._groups or link._closing for link in links))
+    wait_until(lambda: all(link._pool.num_clean == len(link._pool) for link in links))
 
 
 def test_a_heartbeat_does_not_hide_why_a_group_has_ended(ends):

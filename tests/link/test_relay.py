@@ -99,14 +99,16 @@ def test_two_links_that_nobody_can_reach_meet_at_a_relay_that_reads_nothing(ends
         groups[0].wait(groups[0].start(nothing(2), [memoryview(b""), memoryview(bytearray(1))]), 10)
 
 
-def test_what_was_sent_before_leaving_arrives_through_a_relay(ends, soon, silent):
+def test_what_was_sent_before_leaving_arrives_through_a_relay(ends, soon, silent, monkeypatch):
     middle = ends.add(1)[0]
     ends.links = []
     links = ends.add(2, via=middle.address)
     ends.hidden = dict.fromkeys(links, silent)
-    payload = os.urandom(8_000_000)
+    payload, pairs = os.urandom(8_000_000), []
+    monkeypatch.setattr("isthmus.link.link._TAKE_SECONDS", 8.0)
     for number in range(3):
-        one, other = ends.open(f"group {number}")
+        one, other = ends.open(f"group {number}", 40.0)
+        pairs.append(set(middle._relay._splices._ends))
         came = bytearray(len(payload))
 
         def send(group=other):
@@ -119,6 +121,9 @@ def test_what_was_sent_before_leaving_arrives_through_a_relay(ends, soon, silent
         together([send, receive])
         assert bytes(came) == payload
         one.close()
+    assert pairs[0] == pairs[1] == pairs[2]  # the next group takes over the connections
+    for link in links:
+        link.close()
     wait_until(lambda: not middle._relay._splices._ends)
     middle.close()
 

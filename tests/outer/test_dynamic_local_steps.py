@@ -40,3 +40,22 @@ def test_a_new_speed_is_known_after_a_few_rounds():
         now += 0.1 if step < 100 else 0.3
         local_steps.end_step(now)
     assert local_steps.steps_per_second == pytest.approx(1 / 0.3, rel=0.01)
+
+
+def test_a_pause_is_no_pace():
+    """A worker that was stopped for 5 s is back at its share within a round."""
+    local_steps, now = DynamicLocalSteps(10), 0.0
+    for seconds in [0.04] * 40 + [5.0] + [0.04] * 10:
+        local_steps.start_step(now)
+        now += seconds
+        local_steps.end_step(now)
+    assert local_steps.steps_per_second > 0.85 / 0.04
+
+
+def test_a_worker_that_becomes_ten_times_slower_says_so_within_two_rounds():
+    local_steps, now = DynamicLocalSteps(10), 0.0
+    for seconds in [0.04] * 40 + [0.4] * 20:
+        local_steps.start_step(now)
+        now += seconds
+        local_steps.end_step(now)
+    assert local_steps.steps_per_second < 1.3 / 0.4

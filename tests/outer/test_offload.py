@@ -134,18 +134,19 @@ def peaks(offload: CountedOffload) -> tuple[float, float, float]:
             for param in model.parameters():
                 param.data.mul_(0.999)
             loop.step()
+            loop._thread.run(lambda: None)  # which has let go of its last sync then
             at_rest = max(at_rest, live.now())
     loop.close()
     return at_rest / MODEL_BYTES - 1, live.peak / MODEL_BYTES - 1, live.now_offloaded() / MODEL_BYTES
 
 
 def test_only_one_fragment_has_its_outer_state_beside_the_parameters() -> None:
-    """Anchor, momentum and residual of one of eight, and what a sync works with."""
+    """Anchor, momentum and residual of one of eight, and what a sync works with; between syncs what the next needs."""
     at_rest, plain_peak, _ = peaks(CountedOffload())
     assert at_rest == 3
     at_rest, peak, offloaded = peaks(CountedOffload("cpu"))
-    assert (at_rest, offloaded) == (0, 3)
-    assert peak < plain_peak - 3 * (BLOCKS - 1) / BLOCKS
+    assert (at_rest, offloaded) == (2 / BLOCKS, 3)
+    assert peak <= plain_peak - 3 * (BLOCKS - 1) / BLOCKS
 
 
 def after_steps_on(device: str, offload: Offload) -> list[torch.Tensor]:
@@ -165,6 +166,7 @@ def after_steps_on(device: str, offload: Offload) -> list[torch.Tensor]:
     return [*model.parameters(), *(anchor for fragment in loop.state.fragments for anchor in fragment.anchor)]
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("device", ["cpu", "cuda"][: 1 + torch.cuda.is_available()])
 def test_on_every_device_there_is_the_result_is_the_same_bitwise(device: str) -> None:
     plain, offloaded = after_steps_on(device, Offload()), after_steps_on(device, Offload("cpu"))

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from isthmus.compress import kernels
-from isthmus.compress.kernels import cpu, gpu
-from isthmus.core import Fragment
+from isthmus.core import Fragment, kernels
+from isthmus.core.kernels import cpu, gpu
 from isthmus.outer.merge import KeepProgress, Mix, Replace
 from isthmus.outer.outer_sgd import is_plain_sgd, take_sgd_step
 
@@ -23,14 +22,18 @@ SETTINGS = [
     {"lr": 1.0},
 ]
 RULES = [Replace(), Mix(0.3), Mix(0.7), Mix(1.0), KeepProgress()]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there the interpreter runs what is compiled for a GPU
+HALVES = [torch.float16, torch.bfloat16][: 1 + torch.cuda.is_available()]  # the interpreter cuts where a GPU rounds
 
 
-def after_three_steps(settings: dict[str, Any], rule: Any, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+def after_three_steps(
+    settings: dict[str, Any], rule: Any, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> list[torch.Tensor]:
     """Anchors, parameters and momentum."""
     generator = torch.Generator().manual_seed(0)
 
     def values() -> list[torch.Tensor]:
-        return [torch.randn(shape, generator=generator) for shape in SHAPES]
+        return [torch.randn(shape, generator=generator).to(device) for shape in SHAPES]
 
     params = {str(number): nn.Parameter(value.to(dtype)) for number, value in enumerate(values())}
     fragment = Fragment.of("all", params)
@@ -41,9 +44,10 @@ def after_three_steps(settings: dict[str, Any], rule: Any, dtype: torch.dtype = 
         gradients, left = values(), values() if rule.keeps_progress else None
         take_sgd_step(optimizer, fragment, gradients, rule, left)
     buffers = [optimizer.state[anchor].get("momentum_buffer", torch.zeros(())) for anchor in fragment.anchor]
-    return [tensor.detach().float() for tensor in (*fragment.anchor, *fragment.params, *buffers)]
+    return [tensor.detach().float().cpu() for tensor in (*fragment.anchor, *fragment.params, *buffers)]
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_the_same_bits_from_every_kernel(settings, rule, monkeypatch):
@@ -52,19 +56,20 @@ def test_the_same_bits_from_every_kernel(settings, rule, monkeypatch):
     found = [after_three_steps(settings, rule)]
     assert ran == {"outer_sgd"}
     monkeypatch.setattr(cpu, "run", gpu.run)  # by Triton's interpreter
-    found.append(after_three_steps(settings, rule))
+    found.append(after_three_steps(settings, rule, device=DEVICE))
     monkeypatch.setenv("ISTHMUS_NATIVE", "0")
     expected = after_three_steps(settings, rule)
     for kernel in found:
         assert all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in zip(kernel, expected, strict=True))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_parameters_of_half_the_bytes(rule, monkeypatch):
-    """In float16: Triton's interpreter cuts bfloat16 where a GPU rounds."""
-    found = after_three_steps(SETTINGS[0], rule, torch.float16)
+def test_parameters_of_half_the_bytes(rule, dtype, monkeypatch):
+    expected = after_three_steps(SETTINGS[0], rule, dtype)
     monkeypatch.setattr(cpu, "run", gpu.run)
-    assert all(map(torch.equal, after_three_steps(SETTINGS[0], rule, torch.float16), found))
+    assert all(map(torch.equal, after_three_steps(SETTINGS[0], rule, dtype, DEVICE), expected))
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)

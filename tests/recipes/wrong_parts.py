@@ -13,7 +13,9 @@ from isthmus.recipes.base import Plan, Recipe
 class Crash(Cast):
     """A compressor that fails at its first sync; something is printed after its exception."""
 
-    def average(self, tensors: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
+    def average(
+        self, local: Tensors, state: State, peers: Peers, with_residual: bool = True
+    ) -> tuple[Tensors, Tensors]:
         atexit.register(print, "a library says goodbye")
         raise ValueError("a bug of my own")
 

@@ -58,6 +58,7 @@ def test_a_process_is_the_program_with_its_arguments_and_appends_to_its_log(serv
     assert text.startswith("before\n")
     assert "Usage: " in text
     assert "error: No such command 'lunch'" in text
+    assert "leaked" not in text  # what the server has imported for them ends with them
     for child in children:
         child.kill()  # nothing is left to end
         child.close()
@@ -76,6 +77,13 @@ def test_it_is_a_fork_with_the_environment_threads_name_and_group_that_it_is_giv
     probe.tell(b"go on\n" * 2)  # for every time that it is built
     assert exit_code(probe) == 0
     probe.tell(b"too late\n")
+
+
+def test_another_module_than_isthmus_may_be_the_program(server, tmp_path):
+    child = server.start([], WORLD, tmp_path / "log", "some", module="this")
+    assert exit_code(child) == 0
+    child.close()
+    assert "The Zen of Python" in (tmp_path / "log").read_text()
 
 
 def test_it_sees_the_end_of_its_standard_input(server, tmp_path):

@@ -86,7 +86,7 @@ def test_ctrl_c_saves_and_says_how_to_resume(config, start, tmp_path):
     pids = workers_of(launcher)
     launcher.send_signal(signal.SIGINT)
     code, out, err = finish(launcher)
-    assert (code, err) == (0, "")
+    assert (code, err) == (75, "")
     assert "stopping: the workers finish their step" in out
     assert list(pids) == ["worker-0", "worker-1"]
     assert all_gone(pids.values())
@@ -112,22 +112,23 @@ def test_ctrl_c_before_training_began(config, start, tmp_path):
     wait_until(lambda: workers_of(launcher))
     launcher.send_signal(signal.SIGINT)
     code, out, err = finish(launcher)
-    assert (code, err) == (0, "")
+    assert (code, err) == (75, "")
     assert "go on with" in out
 
 
 @pytest.mark.processes
-def test_a_second_ctrl_c_ends_at_once(config, start, tmp_path):
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_second_ctrl_c_ends_at_once(config, start, tmp_path, number, expected):
     launcher, run = start(config, "--set", "train.steps=1000000"), tmp_path / "run"
     wait_until(lambda: events(run, "step"))
     pids = workers_of(launcher)
     os.kill(pids["worker-0"], signal.SIGSTOP)  # so that it cannot finish its step
-    launcher.send_signal(signal.SIGINT)
+    launcher.send_signal(number)
     time.sleep(0.5)
     assert launcher.poll() is None
-    launcher.send_signal(signal.SIGINT)
+    launcher.send_signal(number)
     code, _, err = finish(launcher)
-    assert code == 130
+    assert code == expected
     assert err.startswith("error: ended at once; ")
     assert all_gone(pids.values())
 
@@ -189,6 +190,26 @@ def test_a_finished_run_and_another_model_are_said_by_the_launcher(config, start
 
 
 @pytest.mark.processes
+def test_auto_begins_goes_on_and_ends_well_where_it_is_finished(config, start, tmp_path):
+    run, again = tmp_path / "run", (config, "--resume", "auto", "--set")
+    launcher = start(*again, "train.steps=1000000")
+    wait_until(lambda: events(run, "step", worker=1))
+    launcher.send_signal(signal.SIGTERM)
+    code, _, err = finish(launcher)
+    assert (code, err) == (75, "")
+    stopped = json.loads((run / "summary.json").read_text())["steps"]
+    for text in (f"step {stopped + 40}/{stopped + 40}", f"{run} is finished after {stopped + 40} steps"):
+        code, out, err = finish(start(*again, f"train.steps={stopped + 40}"))
+        assert code == 0
+        assert text in out + err
+    steps = [event["step"] for event in events(run, "step")]
+    assert steps == sorted(set(steps))
+    world = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # it need not meet anybody
+    done = Program("train", *again, f"train.steps={stopped + 40}", **world)
+    assert finish(done)[::2] == (0, f"{run} is finished after {stopped + 40} steps: raise train.steps to train on\n")
+
+
+@pytest.mark.processes
 def test_a_port_in_use_is_named(config, start):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -202,13 +223,18 @@ def test_a_port_in_use_is_named(config, start):
 def test_cores_are_shared_out(monkeypatch):
     monkeypatch.setattr("isthmus.tools.workers.num_cores", lambda: 5)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    for name, value in {"TRAIN__STEPS": "3", "WORKER": "7", "RUN_SECRET": "a secret of all workers"}.items():
+    for name, value in {
+        "TRAIN__STEPS": "3",
+        "WORKER": "7",
+        "WORKER_OFFSET": "8",
+        "RUN_SECRET": "a secret of all workers",
+    }.items():
         monkeypatch.setenv(f"ISTHMUS_{name}", value)
     world = world_environment(num_ranks=2)
     assert world["OMP_NUM_THREADS"] == "2"
     assert world["WORLD_SIZE"] == "2"
     assert "ISTHMUS_TRAIN__STEPS" not in world  # a layer of the configuration, which is final
-    assert "ISTHMUS_WORKER" not in world
+    assert not {"ISTHMUS_WORKER", "ISTHMUS_WORKER_OFFSET"} & world.keys()
     assert world["ISTHMUS_ALLOW"] == os.environ["ISTHMUS_ALLOW"]
     assert world["ISTHMUS_RUN_SECRET"] == "a secret of all workers"
     for threads, expected in (("7", "7"), ("all", "2")):

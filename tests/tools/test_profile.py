@@ -33,9 +33,9 @@ TEXT = {"type": "text", "source": str(Path(__file__).parents[1] / "core")}
 class Sleepy(Cast):
     """Takes a fifth of a second."""
 
-    def average(self, local, state, peers):
+    def average(self, local, state, peers, with_residual=True):
         time.sleep(0.2)
-        return super().average(local, state, peers)
+        return super().average(local, state, peers, with_residual)
 
 
 @pytest.fixture(autouse=True)

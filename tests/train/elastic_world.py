@@ -18,6 +18,7 @@ import yaml
 from tests.hosts import Hosts, enter
 from worker_processes import CONTEXT, ROOT
 
+from isthmus.signals import STOPPED
 from isthmus.train.checkpoint import Checkpoints
 from isthmus.transport.torchft.lighthouse import lighthouse
 from isthmus.transport.trust import SECRET
@@ -89,7 +90,9 @@ class World:
         """Wait; nobody may fail meanwhile."""
         end = time.monotonic() + seconds
         while not condition():
-            failed = [rank for rank in self.processes if self.exit_code(rank) not in (None, 0, -signal.SIGKILL)]
+            failed = [
+                rank for rank in self.processes if self.exit_code(rank) not in (None, 0, STOPPED, -signal.SIGKILL)
+            ]
             assert not failed, f"worker {failed[0]} failed; {self.logs()}"
             assert time.monotonic() < end, f"waited in vain; {self.logs()}"
             time.sleep(0.02)

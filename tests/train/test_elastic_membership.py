@@ -6,6 +6,8 @@ import signal
 import pytest
 from elastic_world import world
 
+from isthmus.signals import STOPPED
+
 pytestmark = pytest.mark.processes
 
 GRACE_SECONDS = 40.0  # how long the others would wait for a worker that is late
@@ -19,10 +21,12 @@ def test_told_to_leave_a_worker_leaves_and_comes_back(tmp_path):
         run.wait_for(lambda: run.syncs(1, peers=3) > 2)
         run.processes[1].send_signal(signal.SIGTERM)
         run.wait_for(lambda: run.exit_code(1) is not None)
-        assert run.exit_code(1) == 0, run.log(1)
+        assert run.exit_code(1) == STOPPED, run.log(1)
         last_words = run.log(1).splitlines()[-1]
         assert last_words.startswith("left after step ")
-        assert last_words.endswith(f"; come back with: RANK=1 isthmus train {run.run_dir}/config.yaml --resume")
+        assert last_words.endswith(
+            f"; come back with: ISTHMUS_WORKER=1 isthmus train {run.run_dir}/config.yaml --resume"
+        )
         assert (run.run_dir / "config.yaml").exists()
         run.wait_for(lambda: run.syncs(0, peers=2) > 2)
         run.start(1, resume=True)
@@ -52,7 +56,7 @@ def test_all_leave_and_come_back_and_no_sample_is_read_again(tmp_path):
         run.wait_for(lambda: run.syncs(0, peers=3) > 3)
         for rank in range(3):
             os.kill(run.processes[rank].pid, signal.SIGTERM)
-        run.wait_for(lambda: all(run.exit_code(rank) == 0 for rank in range(3)))
+        run.wait_for(lambda: all(run.exit_code(rank) == STOPPED for rank in range(3)))
         events = len((run.run_dir / "metrics/worker-1.jsonl").read_text().splitlines())
         for rank in range(3):
             run.start(rank, resume=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -94,7 +94,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             wait_until(lambda: len(events(run, worker)) > len(told.before[worker]) + 2)  # noqa: B023
             told.after.append(events(run, worker))
         launcher.send_signal(signal.SIGINT)
-        assert finish(launcher)[0] == 0
+        assert finish(launcher)[0] == 75
         yield told
     finally:
         launcher.kill()
@@ -141,6 +141,42 @@ def test_health_in_a_few_words(watched):
         assert health["committed_syncs"] >= 3
         assert health["step"] >= 15
         assert 0 <= health["seconds_since_last_event"] < 60
+
+
+@pytest.mark.processes
+def test_ready_only_when_it_takes_part_and_the_port_is_the_one_that_was_given(tmp_path):
+    ports, world = [free_port(), free_port()], {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    world["MASTER_PORT"] = str(free_port())
+    (tmp_path / "run.yaml").write_text(
+        yaml.safe_dump(RUN | {"model": RUN["model"] | {"path": "tests.train.tiny:Bigram"}})
+    )
+    sets = ["--set", "model.arguments={hidden_size: 4}", "--set", f"train.run_dir={tmp_path}/run"]
+    workers = []
+
+    def start(rank: int) -> None:
+        port = f"track.prometheus_port={ports[rank]}"
+        workers.append(Program("train", tmp_path / "run.yaml", *sets, "--set", port, **world, RANK=str(rank)))
+
+    def status(rank: int, path: str) -> int:
+        with suppress(URLError):
+            try:
+                with urlopen(f"http://127.0.0.1:{ports[rank]}{path}", timeout=10) as answer:
+                    return answer.status
+            except HTTPError as error:
+                return error.code
+        return 0
+
+    try:
+        start(0)
+        wait_until(lambda: status(0, "/healthz") == 200)
+        assert status(0, "/readyz") == 503  # it waits for worker 1
+        start(1)
+        wait_until(lambda: status(0, "/readyz") == status(1, "/readyz") == 200)
+        workers[0].send_signal(signal.SIGTERM)
+        assert [finish(worker)[0] for worker in workers] == [75, 75]
+    finally:
+        for worker in workers:
+            worker.kill()
 
 
 @pytest.mark.processes
@@ -197,6 +233,23 @@ def test_a_refused_sync_is_no_participation_and_keeps_the_version(endpoint):
     totals.steps += 1  # as the trainer counts on
     assert values(port)["isthmus_inner_steps_total"] == 10
     assert json.loads(ask(port, "/healthz")[0])["participating"] is False
+
+
+def test_who_goes_on_is_ready_after_a_step_or_a_commit_of_its_own(endpoint):
+    port, tracker = endpoint
+    totals = Totals(steps=9, num_syncs=3, refused_syncs=1)
+    assert not tracker.is_ready
+    tracker.begin(9, totals)
+    assert not tracker.is_ready
+    totals.num_syncs, totals.refused_syncs = 4, 2
+    with pytest.raises(HTTPError, match="503"):
+        ask(port, "/readyz")
+    totals.num_syncs = 5
+    assert json.loads(ask(port, "/readyz")[0])["ready"] is True
+    tracker.begin(9, totals)
+    assert not tracker.is_ready
+    totals.steps += 1
+    assert tracker.is_ready
 
 
 def test_prometheus_own_format_is_spoken_where_it_is_asked_for(endpoint):

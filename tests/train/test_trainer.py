@@ -84,8 +84,9 @@ def test_the_search_for_a_micro_batch_changes_nothing_else(tmp_path, logged):
     assert final_weights(run_dir, 0) == weights
 
 
-def test_every_worker_may_have_its_own_micro_batch(tmp_path):
-    hashes = {config_hash(toy_config(tmp_path, f"inner.micro_batch_size={size}")) for size in ("auto", 1, 4, "null")}
+def test_every_worker_may_have_its_own_micro_batch_and_may_compile(tmp_path):
+    own = [*(f"inner.micro_batch_size={size}" for size in ("auto", 1, 4, "null")), "inner.compile=true"]
+    hashes = {config_hash(toy_config(tmp_path, setting)) for setting in own}
     assert len(hashes) == 1
 
 

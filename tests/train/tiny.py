@@ -1,6 +1,7 @@
 """A model that needs no transformers, for processes that must start quickly."""
 
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -50,3 +51,11 @@ class Explosive(Bigram):
                 for param in self.parameters():
                     param *= 1000.0
         return super().forward(batch)
+
+
+class WithOrphan(Bigram):
+    """Leaves a process behind that ends soon, and whose parent has ended before."""
+
+    def __init__(self, hidden_size: int = 4) -> None:
+        super().__init__(hidden_size)
+        subprocess.run(["sh", "-c", "sleep 0.3 &"], check=True)

@@ -43,7 +43,7 @@ class Job:
     """One run of a worker, and what befalls it."""
 
     overrides: list[str]
-    resume: bool = False
+    resume: bool | str = False
     signal_before_step: tuple[int, int, int] | None = None  # (worker, step, signal number): it sends it to itself
     step_seconds: float = 0.0  # slows every step
     workers_said: int | None = None  # by the configuration, where it is not the truth

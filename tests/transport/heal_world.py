@@ -32,7 +32,8 @@ class Donor(StateServer):
     """A donor at a port of its own, in the clear: what passes can be counted and damaged."""
 
     def __init__(self, provide: Callable[[float], Snapshot], **options: Any) -> None:
-        super().__init__(provide, chunk_bytes=CHUNK_BYTES, **options)
+        super().__init__(provide, lambda: self.version, chunk_bytes=CHUNK_BYTES, **options)
+        self.version = 0  # of the state
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = "127.0.0.1:{1}".format(*self._listener.getsockname())
         threading.Thread(target=self._accept, name="isthmus-port", daemon=True).start()

@@ -1,6 +1,8 @@
 """Ends of the link for workers of this machine, and members of an elastic world that train nothing."""
 
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from isthmus.transport.elastic.history import CommitHistory
@@ -20,7 +22,7 @@ def open_link(budget_seconds: float = 6.0, **options: Any) -> LinkEnd:
 
 def connect(membership: Membership, budget_seconds: float = 6.0, **options: Any) -> ElasticMember:
     """Return a connected worker of one rank."""
-    member = ElasticMember(membership, CommitHistory(None), {}, 1, False, 1, budget_seconds)
+    member = ElasticMember(membership, CommitHistory(None), {}, 1, False, 1, budget_seconds, 10 * budget_seconds)
     link = open_link(budget_seconds, **options)
     try:
         member.connect(SINGLE_RANK, link)
@@ -56,3 +58,16 @@ def leave(member: ElasticMember) -> None:
     member.membership.leave()
     if member._link is not None:
         member._link.close()
+
+
+def check_the_engine_is_not_waited_for(a: ElasticMember, b: ElasticMember, c: ElasticMember) -> None:
+    """Of three who have met one dies: the others meet, though one waits at the engine, where the dead one is alive."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(meet, a)
+        time.sleep(0.5)
+        break_connections(c)
+        begin = time.monotonic()
+        found = meet(b)
+        assert waiting.result() == found
+    assert list(found.members) == ["a", "b"]
+    assert time.monotonic() - begin < a.membership.forgets_seconds / 2

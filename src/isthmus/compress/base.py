@@ -35,10 +35,13 @@ class Compressor(Protocol):
         """Return the size of the last message over that of the largest, in (0, 1], alike on all peers."""
         return 1.0
 
-    def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
+    def average(
+        self, local: Tensors, state: State, peers: Peers, with_residual: bool = True
+    ) -> tuple[Tensors, Tensors]:
         """Return (weighted mean over peers, residual: the part of `local` that was not sent).
 
-        Both are float32 in the shapes of `local`. The mean equals the weighted mean of `local - residual` over
+        Both are float32 in the shapes of `local`; without `with_residual` there is no residual, but an empty list, and
+        all else is the same. The mean equals the weighted mean of `local - residual` over
         peers (robust rules, in `robust.py`, take another mean of them). Peers of weight 0 have no effect. Entries of
         `state` may be replaced; its tensors are never mutated, so that the caller can throw a refused sync's copy away.
 
@@ -82,16 +85,19 @@ class Codec(Compressor):
         """Decode [num_rows, row_bytes] uint8 to [num_rows, row] float32, in memory of its own."""
         raise NotImplementedError
 
-    def encode_with_rest(
-        self, rows: torch.Tensor, rest: torch.Tensor, generator: torch.Generator | None = None
+    def encode_with_residual(
+        self, rows: torch.Tensor, residual: torch.Tensor, generator: torch.Generator | None = None
     ) -> torch.Tensor:
-        """Return `encode(rows, generator)`, and write what it loses, `rows` less what it decodes to, to `rest`."""
+        """Return `encode(rows, generator)`, and write `rows` less what that decodes to into `residual`.
+
+        The residual has the shape of `rows`, float32, and no memory in common with them.
+        """
         payload = self.encode(rows, generator)
-        torch.sub(rows, self.decode(payload), out=rest)
+        torch.sub(rows, self.decode(payload), out=residual)
         return payload
 
     def decode_mean(self, payloads: list[torch.Tensor], weights: list[float]) -> torch.Tensor:
-        """Return the sum of weight x decoded payload, in this order.
+        """Return the weighted mean of what payloads decode to, summed in this order, [num_rows, row] float32.
 
         Product and sum are rounded one after the other, never fused: the same bits on every kind of machine.
         """
@@ -122,52 +128,67 @@ class Codec(Compressor):
         return [next(joined if tensor.numel() % self.row else fitting).view(tensor.shape) for tensor in like]
 
     @override
-    def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
+    def average(
+        self, local: Tensors, state: State, peers: Peers, with_residual: bool = True
+    ) -> tuple[Tensors, Tensors]:
         rows = self.to_rows(local)
         generator = self._generator(state, peers, rows.device)
         shots = self._one_shot if gathers(self, peers.size) else self._two_shots
-        received, mean, residual = shots(rows, peers, generator)
+        residual = torch.empty_like(rows) if with_residual else None
+        received, mean = shots(rows, residual, peers, generator)
         if not is_finite(mean):
             self._blame(received, peers)
-        return self.from_rows(mean, local), self.from_rows(residual, local)
+        return self.from_rows(mean, local), [] if residual is None else self.from_rows(residual, local)
+
+    def encode_message(
+        self, rows: torch.Tensor, residual: torch.Tensor | None, generator: torch.Generator | None
+    ) -> torch.Tensor:
+        """Return `encode(rows, generator)`, and fill `residual` where one is wanted."""
+        if residual is None:
+            return self.encode(rows, generator)
+        return self.encode_with_residual(rows, residual, generator)
 
     def _one_shot(
-        self, rows: torch.Tensor, peers: Peers, generator: torch.Generator | None
-    ) -> tuple[list[list[Tensors]], torch.Tensor, torch.Tensor]:
-        """Send everybody the whole message; returns what came, part by part, the mean and the residual."""
-        mean, residual, received = torch.empty_like(rows), torch.empty_like(rows), list[list[Tensors]]()
-        messages = ([self.encode_with_rest(rows[here], residual[here], generator)] for here in self._parts(len(rows)))
+        self, rows: torch.Tensor, residual: torch.Tensor | None, peers: Peers, generator: torch.Generator | None
+    ) -> tuple[list[list[Tensors]], torch.Tensor]:
+        """Send everybody the whole message; returns what came, part by part, and the mean."""
+        mean, received = torch.empty_like(rows), list[list[Tensors]]()
+        messages = (
+            [self.encode_message(rows[here], None if residual is None else residual[here], generator)]
+            for here in self._parts(len(rows))
+        )
         for everybody, here in zip(peers.all_gather_parts(messages), self._parts(len(rows)), strict=True):
             mean[here] = self._weighted_mean(everybody, peers.weights)
             received.append(everybody)
-        return received, mean, residual
+        return received, mean
 
     def _two_shots(
-        self, rows: torch.Tensor, peers: Peers, generator: torch.Generator | None
-    ) -> tuple[list[list[Tensors]], torch.Tensor, torch.Tensor]:
+        self, rows: torch.Tensor, residual: torch.Tensor | None, peers: Peers, generator: torch.Generator | None
+    ) -> tuple[list[list[Tensors]], torch.Tensor]:
         """Send share i to its owner, worker i; get from all owners the encoded means of their shares.
 
         What the owner's second encoding loses goes, divided by its weight, into the owner's residual: the mean
         of what was not sent stays exact (the server error of CocktailSGD). So workers of weight 0 own no share.
-        Returns what came here, part by part, the mean and the residual.
+        Returns what came here, part by part, and the mean.
         """
-        mean, residual, received = torch.empty_like(rows), torch.empty_like(rows), list[list[Tensors]]()
-        own, sizes = self.encode_with_rest(rows, residual, generator), part_sizes(len(rows), peers.weights)
-        shares, own_rest = own.split_with_sizes(sizes), residual.split_with_sizes(sizes)[peers.rank]
+        mean, received = torch.empty_like(rows), list[list[Tensors]]()
+        own, sizes = self.encode_message(rows, residual, generator), part_sizes(len(rows), peers.weights)
+        shares = own.split_with_sizes(sizes)
+        own_rest = None if residual is None else residual.split_with_sizes(sizes)[peers.rank]
         parts = ([[share[here]] for share in shares] for here in self._parts(max(sizes)))
 
         def encoded_means() -> Iterator[torch.Tensor]:
             for messages, here in zip(peers.all_to_all_parts(parts), self._parts(max(sizes)), strict=True):
                 received.append(messages)
                 part_mean = self._weighted_mean(messages, peers.weights)
-                rest = torch.empty_like(part_mean)
-                encoded = self.encode_with_rest(part_mean, rest, generator)
-                if len(encoded):
-                    own_rest[here] += rest / peers.weights[peers.rank]
+                lost = None if own_rest is None else torch.empty_like(part_mean)
+                encoded = self.encode_message(part_mean, lost, generator)
+                if own_rest is not None and lost is not None and len(encoded):
+                    own_rest[here] += lost / peers.weights[peers.rank]
                 yield encoded
 
         self._gather_shares(encoded_means(), mean.split_with_sizes(sizes), peers)
-        return received, mean, residual
+        return received, mean
 
     def _gather_shares(self, own: Iterable[torch.Tensor], shares: Sequence[torch.Tensor], peers: Peers) -> None:
         """Fill everybody's share, [rows, row] float32 each, given the encoded parts of this worker's own."""

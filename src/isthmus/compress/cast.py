@@ -37,9 +37,12 @@ class Cast(Codec):
         return from_bytes(payload, _FORMATS[self.format]).float()
 
     @override
-    def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
+    def average(
+        self, local: Tensors, state: State, peers: Peers, with_residual: bool = True
+    ) -> tuple[Tensors, Tensors]:
         if self.format != "float32":
-            return super().average(local, state, peers)
+            return super().average(local, state, peers, with_residual)
         # lossless, so the transport's own all-reduce does it
         mean = peers.all_reduce_mean([tensor.float() for tensor in local])
-        return mean, [torch.zeros((), device=tensor.device).expand(tensor.shape) for tensor in local]
+        sent = local if with_residual else []
+        return mean, [torch.zeros((), device=tensor.device).expand(tensor.shape) for tensor in sent]

@@ -8,7 +8,7 @@ import torch
 from typing_extensions import override
 
 from isthmus.compress.base import Codec, slices
-from isthmus.compress.kernels import run_kernel
+from isthmus.core.kernels import run_kernel
 from isthmus.core.types import Peers, State, Tensors, UserError
 
 
@@ -53,10 +53,10 @@ class DCT(Codec):
         return self.codec.encode(rows, generator)
 
     @override
-    def encode_with_rest(
-        self, rows: torch.Tensor, rest: torch.Tensor, generator: torch.Generator | None = None
+    def encode_with_residual(
+        self, rows: torch.Tensor, residual: torch.Tensor, generator: torch.Generator | None = None
     ) -> torch.Tensor:
-        return self.codec.encode_with_rest(rows, rest, generator)
+        return self.codec.encode_with_residual(rows, residual, generator)
 
     @override
     def decode(self, payload: torch.Tensor) -> torch.Tensor:

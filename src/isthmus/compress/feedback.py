@@ -27,7 +27,9 @@ class ErrorFeedback:
         """Return the fraction that the compressor inside sent."""
         return self.compressor.message_fraction(state.get("compressor", {}))
 
-    def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
+    def average(
+        self, local: Tensors, state: State, peers: Peers, with_residual: bool = True
+    ) -> tuple[Tensors, Tensors]:
         """Return the mean of the messages, and what of `local` is not in this worker's own message.
 
         A message also holds what was left of earlier ones, so that is the new residual less the old.
@@ -39,6 +41,6 @@ class ErrorFeedback:
         inner: State = dict(state.get("compressor", {}))
         mean, residual = self.compressor.average(total, inner, peers)
         state["compressor"], state["residual"] = inner, residual
-        if old is None:
-            return mean, residual
+        if old is None or not with_residual:
+            return mean, residual if with_residual else []
         return mean, [torch.sub(new, rest, alpha=self.decay) for new, rest in zip(residual, old, strict=True)]

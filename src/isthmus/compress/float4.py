@@ -9,8 +9,8 @@ import torch
 from typing_extensions import override
 
 from isthmus.compress.base import Codec, slices
-from isthmus.compress.kernels import run_kernel
 from isthmus.compress.packing import ScaleBits, check_scale_bits, decode_scale, encode_scale, pack_bits, unpack_bits
+from isthmus.core.kernels import run_kernel
 from isthmus.core.types import UserError
 
 _MAGNITUDES = {
@@ -58,13 +58,13 @@ class Float4(Codec):
         return torch.cat([_encode(part, one, midpoints, self.scale_bits) for part in slices(rows)])
 
     @override
-    def encode_with_rest(
-        self, rows: torch.Tensor, rest: torch.Tensor, generator: torch.Generator | None = None
+    def encode_with_residual(
+        self, rows: torch.Tensor, residual: torch.Tensor, generator: torch.Generator | None = None
     ) -> torch.Tensor:
         payload = rows.new_empty(len(rows), self.row_bytes, dtype=torch.uint8)
-        if self._runs("float4_encode_with_rest", rows, payload, rest):
+        if self._runs("float4_encode_with_residual", rows, payload, residual):
             return payload
-        return super().encode_with_rest(rows, rest, generator)
+        return super().encode_with_residual(rows, residual, generator)
 
     @override
     def decode(self, payload: torch.Tensor) -> torch.Tensor:

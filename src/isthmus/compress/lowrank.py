@@ -54,7 +54,9 @@ class LowRank:
         rank: int = state.get("rank", self.rank)
         return rank / self.rank
 
-    def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
+    def average(
+        self, local: Tensors, state: State, peers: Peers, with_residual: bool = True
+    ) -> tuple[Tensors, Tensors]:
         """Return the mean over peers and this worker's residual, as every compressor does."""
         if self.window:
             state["rank"] = self._agree(state, peers)
@@ -62,11 +64,11 @@ class LowRank:
         matrices = [t.float().reshape(len(t), -1) for t, small in zip(local, shrinks, strict=True) if small]
         others = [tensor for tensor, small in zip(local, shrinks, strict=True) if not small]
         bypass_state = dict(state.get("bypass", {}))
-        low_rank = self._power_iteration(matrices, state, peers) if matrices else ([], [])
-        dense = self.bypass.average(others, bypass_state, peers) if others else ([], [])
+        low_rank = self._power_iteration(matrices, state, peers, with_residual) if matrices else ([], [])
+        dense = self.bypass.average(others, bypass_state, peers, with_residual) if others else ([], [])
         state["bypass"] = bypass_state
-        mean, residual = (_interleave(shrinks, small, rest, local) for small, rest in zip(low_rank, dense, strict=True))
-        return mean, residual
+        mean = _interleave(shrinks, low_rank[0], dense[0], local)
+        return mean, _interleave(shrinks, low_rank[1], dense[1], local) if with_residual else []
 
     def _agree(self, state: State, peers: Peers) -> int:
         """Agree with the peers on the rank of this sync."""
@@ -83,17 +85,21 @@ class LowRank:
         rank = state.get("rank", self.rank)
         return bool(rank * (len(tensor) + tensor.numel() // len(tensor)) < tensor.numel())
 
-    def _power_iteration(self, matrices: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
+    def _power_iteration(
+        self, matrices: Tensors, state: State, peers: Peers, with_residual: bool
+    ) -> tuple[Tensors, Tensors]:
         """Return mean and residual of matrices; replaces the warm start and the factor compressors' state."""
         p_state, q_state = dict(state.get("p", {})), dict(state.get("q", {}))
         start = self._warm_start(matrices, state)
-        p_mean, _ = self.factors.average([a @ q for a, q in zip(matrices, start, strict=True)], p_state, peers)
+        p_mean, _ = self.factors.average([a @ q for a, q in zip(matrices, start, strict=True)], p_state, peers, False)
         p_factors = [_orthogonalise(p) for p in p_mean]
         own = [a.T @ p for a, p in zip(matrices, p_factors, strict=True)]
-        q_mean, q_unsent = self.factors.average(own, q_state, peers)
+        q_mean, q_unsent = self.factors.average(own, q_state, peers, with_residual)
         mean = [p @ q.T for p, q in zip(p_factors, q_mean, strict=True)]
-        sent = [q - unsent for q, unsent in zip(own, q_unsent, strict=True)]
-        residual = [torch.addmm(a, p, q.T, alpha=-1) for a, p, q in zip(matrices, p_factors, sent, strict=True)]
+        sent = [q - unsent for q, unsent in zip(own, q_unsent, strict=with_residual)]
+        residual = [
+            torch.addmm(a, p, q.T, alpha=-1) for a, p, q in zip(matrices, p_factors, sent, strict=with_residual)
+        ]
         if self.window:
             turned = [_by_energy(q) for q in q_mean]
             q_mean, ranks = [q for q, _ in turned], [rank for _, rank in turned]

@@ -33,7 +33,9 @@ class SharedMomentum(Compressor):
     def message_fraction(self, state: State) -> float:
         return self.compressor.message_fraction(state.get("compressor", {}))
 
-    def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
+    def average(
+        self, local: Tensors, state: State, peers: Peers, with_residual: bool = True
+    ) -> tuple[Tensors, Tensors]:
         """Return this worker's outer gradient, and a residual of zero: the momentum remembers what was not sent."""
         gradient = [tensor.float() for tensor in local]
         momentum = state.get("momentum", [torch.zeros_like(tensor) for tensor in gradient])
@@ -43,4 +45,5 @@ class SharedMomentum(Compressor):
         momentum = [rest + shared for rest, shared in zip(unsent, mean, strict=True)]
         state["compressor"], state["momentum"] = inner, momentum
         result = [torch.add(g, m, alpha=self.decay) for g, m in zip(gradient, momentum, strict=True)]
-        return result, [torch.zeros((), device=g.device).expand(g.shape) for g in gradient]
+        remembered = gradient if with_residual else []
+        return result, [torch.zeros((), device=g.device).expand(g.shape) for g in remembered]

@@ -40,11 +40,13 @@ class RobustMean(Compressor):
             )
 
     @override
-    def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
+    def average(
+        self, local: Tensors, state: State, peers: Peers, with_residual: bool = True
+    ) -> tuple[Tensors, Tensors]:
         rows = self.codec.to_rows(local)
         generator = self.codec._generator(state, peers, rows.device)
-        residual = torch.empty_like(rows)
-        own = self.codec.encode_with_rest(rows, residual, generator)
+        residual = torch.empty_like(rows) if with_residual else None
+        own = self.codec.encode_message(rows, residual, generator)
         sizes = part_sizes(len(rows), peers.weights)
         gathered = self.codec.sparse
         parts = [[part] for part in own.split_with_sizes(sizes)]
@@ -65,7 +67,8 @@ class RobustMean(Compressor):
         combined = self.combine(messages, norms[finite], weights / weights.sum(), measure)
         if not gathered:
             combined = self.codec.decode(gather_parts(self.codec.encode(combined, generator), sizes, peers))
-        return self.codec.from_rows(combined, local), self.codec.from_rows(residual, local)
+        mean = self.codec.from_rows(combined, local)
+        return mean, [] if residual is None else self.codec.from_rows(residual, local)
 
     def combine(self, messages: Tensors, norms: torch.Tensor, weights: torch.Tensor, measure: Measure) -> torch.Tensor:
         """Return this owner's part of the mean, or all of it where messages are gathered.

@@ -7,9 +7,9 @@ import torch
 from typing_extensions import override
 
 from isthmus.compress.base import Codec, slices
-from isthmus.compress.kernels import run_kernel
 from isthmus.compress.packing import pack_sorted, sorted_bytes, unpack_sorted
 from isthmus.compress.quantize import Quantize
+from isthmus.core.kernels import run_kernel
 from isthmus.core.types import Peers, State, UserError
 
 
@@ -54,14 +54,14 @@ class TopK(Codec):
         return self._join(indices, self.values.encode(kept, generator))
 
     @override
-    def encode_with_rest(
-        self, rows: torch.Tensor, rest: torch.Tensor, generator: torch.Generator | None = None
+    def encode_with_residual(
+        self, rows: torch.Tensor, residual: torch.Tensor, generator: torch.Generator | None = None
     ) -> torch.Tensor:
         indices = self._select(rows)
         kept = rows.gather(1, indices).view(-1, self.values.row)
-        kept_rest = torch.empty_like(kept)
-        values = self.values.encode_with_rest(kept, kept_rest, generator)
-        rest.copy_(rows).scatter_(1, indices, kept_rest.view(indices.shape))
+        kept_residual = torch.empty_like(kept)
+        values = self.values.encode_with_residual(kept, kept_residual, generator)
+        residual.copy_(rows).scatter_(1, indices, kept_residual.view(indices.shape))
         return self._join(indices, values)
 
     @override

@@ -87,12 +87,10 @@ def split_whole(model: nn.Module, num_fragments: int = 1) -> list[Fragment]:
 def split_strided(model: nn.Module, num_fragments: int) -> list[Fragment]:
     """Every P-th block of the model's block list to one fragment (arXiv 2501.18512, section 2.1, strided pattern).
 
-    The block list is the longest `nn.ModuleList`; what lies outside it (embeddings, head, last norm) goes,
-    parameter by parameter in model order, to the fragment that is smallest so far. A model without so many blocks is
-    split as `split_balanced` does.
+    What lies outside the block list (embeddings, head, last norm) goes, parameter by parameter in model order, to the
+    fragment that is smallest so far. A model without so many blocks is split as `split_balanced` does.
     """
-    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
-    name, blocks = max(lists, key=lambda item: len(item[1]), default=("", nn.ModuleList()))
+    name, blocks = block_list(model)
     if len(blocks) < num_fragments:
         _log.info(
             "the model has no list of at least %d blocks (nn.ModuleList): it is split into %d fragments of equal size",
@@ -105,6 +103,12 @@ def split_strided(model: nn.Module, num_fragments: int) -> list[Fragment]:
         if key.startswith(f"{name}."):
             owner[key] = order[key[len(name) + 1 :].split(".", 1)[0]] % num_fragments
     return _assemble(model, owner, num_fragments)
+
+
+def block_list(model: nn.Module) -> tuple[str, nn.ModuleList]:
+    """Return the model's longest `nn.ModuleList` and its name; an empty one where the model has none."""
+    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=lambda item: len(item[1]), default=("", nn.ModuleList()))
 
 
 def split_balanced(model: nn.Module, num_fragments: int) -> list[Fragment]:

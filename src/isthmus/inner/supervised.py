@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.core.types import UserError
+from isthmus.inner.compiled import compile_in_place, readable_compiler_errors
 from isthmus.inner.step import Batch, Metrics
 from isthmus.parallel.gradient import WorkerGradScaler, clip_gradient, gradient_norm
 from isthmus.parallel.mesh import mean_over_shards
@@ -59,7 +60,7 @@ class SupervisedStep:
             micro_batch_size: samples per forward pass; None takes the batch whole.
             clip_norm: largest Euclidean norm of the gradient of the whole batch; None does not clip.
             precision: of the forward pass (autocast); weights, gradients and optimizer stay as they are.
-            compile: run the model through `torch.compile`.
+            compile: have torch compile the model, in place, in its first steps.
             device_mesh: of a worker of several ranks, which all make the same calls, each with its slice of the batch
                 (equal slices; the same one along pp and tp); loss, norm and skipping are the worker's.
         """
@@ -75,7 +76,9 @@ class SupervisedStep:
         self.device_mesh = device_mesh
         self.progress = 0  # step of the whole run that comes next
         self.skipped_steps = 0
-        self._forward = torch.compile(model) if compile else model
+        self._compiler_errors = readable_compiler_errors if compile else nullcontext
+        if compile:
+            compile_in_place(model)
         self._params = [param for param in model.parameters() if param.requires_grad]
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._kept = [torch.empty_like(buffer) for buffer in self._buffers]  # as they were before the present step
@@ -98,7 +101,8 @@ class SupervisedStep:
             group["lr"] = peak * factor
         self.optimizer.zero_grad()  # not at the end: the C library would give the memory back, and ask for it again
         _copy(self._buffers, self._kept)
-        loss = self._accumulate(batch)
+        with self._compiler_errors():
+            loss = self._accumulate(batch)
         self._scaler.unscale_(self.optimizer)
         norm = self._clip()
         skipped = not math.isfinite(norm)
@@ -138,11 +142,12 @@ class SupervisedStep:
 
     def forward_backward(self, part: Batch) -> None:
         """Run a forward and backward pass of this rank alone, to measure it; the gradients it leaves are of no use."""
-        forward = self.model.module if isinstance(self.model, DistributedDataParallel) else self._forward
+        forward = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
         part = {name: tensor.to(self._device) for name, tensor in part.items()}
-        with self._precision:
-            loss = forward(part)
-        loss.backward()
+        with self._compiler_errors():
+            with self._precision:
+                loss = forward(part)
+            loss.backward()
 
     def _accumulate(self, batch: Batch) -> torch.Tensor:
         """Leave the gradient of the batch's mean loss in the parameters; return that loss."""
@@ -150,7 +155,7 @@ class SupervisedStep:
         for part, share, last in self._micro_batches(batch):
             with self._gradient_sync(last):
                 with self._precision:
-                    loss = self._forward(part)
+                    loss = self.model(part)
                 # 0 x inf = nan: a loss that is not finite makes the gradient so, on all ranks that share it
                 self._scaler.scale(loss * (share + 0 * loss.detach())).backward()
             total = total + share * loss.detach()

@@ -11,7 +11,7 @@ from typing import Any
 from typing_extensions import override
 
 from isthmus.link.errors import Misbehaviour
-from isthmus.link.lane import BEAT, CHUNK_BYTES, DATA, MAX_CONTROL_BYTES, Frame, Lane, Load, Traffic
+from isthmus.link.lane import BEAT, BYE, CHUNK_BYTES, DATA, MAX_CONTROL_BYTES, Frame, Lane, Load, Traffic
 
 _MAX_EARLY, _MAX_EARLY_BYTES = 64, 1 << 16  # messages that came before they were asked for and are kept
 
@@ -77,10 +77,17 @@ class Channel(Traffic):
         self._control.append((Frame(BEAT, len(payload)), payload))
 
     def forget(self) -> None:
-        """Let go of all messages; a chunk that a lane has begun to send stays with it."""
+        """Let go of all messages and their memory at once; a lane ends the chunk that it has begun to send."""
         self._outgoing.clear()
         self._incoming.clear()
         self._early.clear()
+        for lane in self.lanes:
+            lane.let_go()
+
+    def last_words(self) -> list[tuple[Frame, memoryview]]:
+        """Return the heartbeats that have not been sent; the last one says why the group ends."""
+        words, self._control = list(self._control), deque()
+        return words
 
     @override
     def next_frame(self, load: Load) -> tuple[Frame, memoryview] | None:
@@ -111,6 +118,8 @@ class Channel(Traffic):
         self.silent_ticks = 0
         if frame.kind == BEAT:
             return memoryview(bytearray(frame.num_bytes))
+        if frame.kind == BYE and frame.num_bytes == 0:
+            return memoryview(b"")
         if frame.kind != DATA:
             raise Misbehaviour(f"it sent a frame of kind {frame.kind}")
         message = self._incoming.get(frame.message)
@@ -128,6 +137,8 @@ class Channel(Traffic):
         if frame.kind == BEAT:
             self.beat = _parse(payload)
             self.hear(self.beat)
+        elif frame.kind == BYE:
+            pass  # the lane has taken note of it
         elif frame.message in self._coming_early:
             self._coming_early.discard(frame.message)
             message = self._incoming.pop(frame.message, None)  # it may have been asked for meanwhile
@@ -153,7 +164,7 @@ class Channel(Traffic):
 def _parse(payload: memoryview) -> dict[str, Any]:
     try:
         beat = json.loads(bytes(payload))
-    except ValueError:
+    except (ValueError, RecursionError):
         beat = None
     if not isinstance(beat, dict):
         raise Misbehaviour("it sent a heartbeat that cannot be read")

@@ -154,6 +154,7 @@ class Group:
             if not self.left and self.lost is None:
                 self.left = True
                 self.tell()
+                self._forget()
             self._wake()
 
     def tell(self, **more: object) -> None:
@@ -199,12 +200,32 @@ class Group:
         if self.lost is None:
             self.lost, self.dead = MemberLost(numbers, why), numbers if are_dead else []
             self.tell(given_up={"numbers": numbers, "names": names, "dead": are_dead})
-            for channel in self.channels.values():
-                channel.forget()
+            self._forget()
             if self.bound is not None:
                 self.bound.close_for(numbers, names, why, are_dead)
             self._changed.notify_all()
             self._wake()
+
+    def note_end(self, rank: int) -> None:
+        """Look whether a member has ended the group, as one of its lanes has broken, or it has said goodbye there.
+
+        What it sent before on other lanes still counts where it has left, not where it has given up.
+        """
+        channel = self.channels[rank]
+        gave_up = "given_up" in channel.beat and any(lane.has_ended for lane in channel.lanes)
+        if not channel.has_left and (gave_up or all(lane.broken or lane.has_ended for lane in channel.lanes)):
+            broken = next((lane.broken for lane in channel.lanes if lane.broken), "")
+            self.blame(rank, broken or "it ended the group, and did not say why", is_dead=bool(broken))
+
+    def may_meet_again(self, rank: int) -> bool:
+        """Return whether the lanes to a member are good for another group, after this one has ended."""
+        member, lanes = self.members[rank], self.channels[rank].lanes
+        is_lost = self.lost is not None and member.number in self.lost.ranks
+        return member.id != "" and not is_lost and not any(lane.broken for lane in lanes)
+
+    def _forget(self) -> None:
+        for channel in self.channels.values():
+            channel.forget()
 
     def _hear(self, beat: dict[str, Any]) -> None:
         notes = beat.get("notes", {})

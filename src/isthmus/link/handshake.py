@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import socket
 import ssl
 import threading
@@ -19,7 +18,7 @@ from isthmus.core.types import UserError
 from isthmus.link.greeting import HANDSHAKE_SECONDS, WELCOME, end, introduce, keep_alive, read
 from isthmus.link.group import Member
 from isthmus.link.identity import fingerprint_of
-from isthmus.link.lane import HEADER_BYTES, HELLO, MAX_CONTROL_BYTES, Frame, prepare
+from isthmus.link.lane import HEADER_BYTES, HELLO, MAX_CONTROL_BYTES, MAX_LANES, Frame, num_bulk_lanes, prepare
 from isthmus.link.reach import Reach
 from isthmus.link.relay import ANSWER, CALL, TOKEN_BYTES, Relay
 
@@ -27,11 +26,10 @@ _MAX_NEWCOMERS = 64  # connections whose handshake is not done; one more, and th
 _MAX_ARRIVALS = 512  # connections for groups that this worker has not opened
 _KEPT_SECONDS = 60.0  # an arrival for a group that this worker has not opened
 _RETRY_SECONDS = 0.1
-_MAX_LANES = 4  # in each direction, beside the one for small messages
-_SECONDS_A_LANE = 0.025  # of the round trip: one connection moves about its window, 2.5 MB, in each
-
+_TRUST_SECONDS, _TRUST_LOOK_SECONDS = 2.0, 0.01  # for this link to be told that a former member is back
 
 Result = TypeVar("Result")
+Greeted = list[tuple[ssl.SSLSocket, bytes]]  # connections, and the hello that came over each
 
 
 class Arrival(NamedTuple):
@@ -41,11 +39,6 @@ class Arrival(NamedTuple):
     fingerprint: str
     lane: int  # of `num_lanes`, the first of which is for small messages
     num_lanes: int
-
-
-def num_bulk_lanes(round_trip_seconds: float) -> int:
-    """Return how many connections carry large messages in each direction of so long a way."""
-    return max(1, min(_MAX_LANES, math.ceil(round_trip_seconds / _SECONDS_A_LANE)))
 
 
 def dial(
@@ -158,6 +151,34 @@ class Welcome:
             self._newcomers[connection] = address
         threading.Thread(target=self._let_in, args=[connection], name="isthmus-hello", daemon=True).start()
 
+    def greet_again(self, greeted: Greeted) -> None:
+        """Let in the other end of lanes that another group had: they are for a new group of the two."""
+        threading.Thread(target=self._let_in_again, args=[greeted], name="isthmus-hello", daemon=True).start()
+
+    def _let_in_again(self, greeted: Greeted) -> None:
+        try:
+            hellos = [_parse_hello(payload, self._link_id) for _, payload in greeted]
+            groups = [hello for hello in hellos if not isinstance(hello, str)]
+            is_one_group = {(*each[:2], each[3]) for each in groups} == {(*groups[0][:2], len(greeted))}
+            is_whole = {lane for _, _, lane, _ in groups} == set(range(len(greeted)))
+            if not is_one_group or not is_whole or not self._will_trust(fingerprint_of(greeted[0][0])):
+                raise ValueError("not all lanes of one group, or not trusted any more")
+        except (OSError, ValueError, IndexError):
+            for connection, _ in greeted:
+                connection.close()
+            return
+        for (connection, _), hello in zip(greeted, groups, strict=True):
+            self._note_arrival(connection, *hello)
+
+    def _will_trust(self, fingerprint: str) -> bool:
+        """Return whether a former member is trusted, or will be within a while."""
+        deadline = time.monotonic() + _TRUST_SECONDS  # it may have heard first that they meet again, and asks once
+        while fingerprint not in set(self._trusted()):
+            if time.monotonic() > deadline or self._listener.fileno() < 0:
+                return False
+            time.sleep(_TRUST_LOOK_SECONDS)
+        return True
+
     def _make_room(self) -> None:
         """End the oldest handshake of the address that has most of them, where there are too many."""
         if len(self._newcomers) >= _MAX_NEWCOMERS:
@@ -203,6 +224,9 @@ class Welcome:
     def _note_arrival(self, connection: ssl.SSLSocket, group: str, rank: int, lane: int, num_lanes: int) -> None:
         prepare(connection)
         with self._changed:
+            if self._listener.fileno() < 0:
+                connection.close()
+                return
             self._sweep()
             former = self._arrivals[group, rank].get(lane)
             if former is not None:
@@ -248,13 +272,16 @@ def _read_hello(connection: socket.socket, own_id: str) -> str | tuple[str, int,
     frame = Frame.unpack(read(connection, HEADER_BYTES))
     if frame.kind != HELLO or frame.num_bytes > MAX_CONTROL_BYTES:
         raise ValueError("no hello")
-    hello = json.loads(read(connection, frame.num_bytes))
-    match hello:
+    return _parse_hello(read(connection, frame.num_bytes), own_id)
+
+
+def _parse_hello(payload: bytes, own_id: str) -> str | tuple[str, int, int, int]:
+    match json.loads(payload):
         case {"to": str(to)} if to not in ("", own_id):
             raise ValueError("it looks for another link, of which it thinks that it is here")
         case {"service": str(service)}:
             return service
         case {"group": str(group), "rank": int(rank), "lane": int(lane), "num_lanes": int(num_lanes)}:
-            if 0 <= lane < num_lanes <= 1 + 2 * _MAX_LANES:
+            if 0 <= lane < num_lanes <= 1 + 2 * MAX_LANES:
                 return group, rank, lane, num_lanes
     raise ValueError("no hello")

@@ -14,19 +14,24 @@ from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
-
 from isthmus.core.types import UserError
+
+try:
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        load_pem_private_key,
+    )
+
+    _is_installed = True
+except ModuleNotFoundError:  # a worker alone trains without it
+    _is_installed = False
 
 _KIND = "ed25519:"
 _BEGIN, _END = datetime(2020, 1, 1), datetime(2120, 1, 1)  # the list of keys decides who is let in, no clock does
@@ -43,11 +48,13 @@ class Identity:
     @classmethod
     def generate(cls) -> Identity:
         """Return a new identity."""
+        _check_installed()
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def from_secret(cls, secret: str) -> Identity:
         """Return the identity that all who know a secret share."""
+        _check_installed()
         derive = HKDF(SHA256(), length=32, salt=None, info=b"isthmus run secret")
         return cls(Ed25519PrivateKey.from_private_bytes(derive.derive(secret.encode())))
 
@@ -58,6 +65,7 @@ class Identity:
         Raises:
             UserError: the file cannot be read, or holds no such key.
         """
+        _check_installed()
         try:
             key = load_pem_private_key(path.read_bytes(), None)
         except OSError as error:
@@ -114,6 +122,11 @@ class Identity:
 
     def _private_pem(self) -> bytes:
         return self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _check_installed() -> None:
+    if not _is_installed:
+        raise UserError("workers know one another by keys of the package cryptography: pip install cryptography")
 
 
 def fingerprint_of(connection: ssl.SSLSocket) -> str:

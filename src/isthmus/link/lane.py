@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
 import struct
+import time
 from contextlib import suppress
 from typing import Literal, NamedTuple, Protocol
 
@@ -14,12 +16,21 @@ _HEADER = struct.Struct("!B3xIIQ")
 HEADER_BYTES = _HEADER.size
 CHUNK_BYTES = 1 << 20  # of a message in one frame
 MAX_CONTROL_BYTES = 1 << 12
+MAX_LANES = 4  # in each direction, beside the one for small messages
+_SECONDS_A_LANE = 0.025  # of the round trip: one connection moves about its window, 2.5 MB, in each
 _TURN_BYTES = 1 << 20  # after which another lane has its turn
 _UNSENT_BYTES = 1 << 20  # in the kernel: what waits there cannot go over another lane
 
-HELLO, BEAT, DATA = 1, 2, 3
+SCRATCH = memoryview(bytearray(CHUNK_BYTES))  # where goes what nobody wants any more
+
+HELLO, BEAT, DATA, BYE = 1, 2, 3, 4
 
 Load = Literal["small", "bulk", "nothing"]  # what a lane sends: heartbeats and small messages, large ones, or neither
+
+
+def num_bulk_lanes(round_trip_seconds: float) -> int:
+    """Return how many connections carry large messages in each direction of so long a way."""
+    return max(1, min(MAX_LANES, math.ceil(round_trip_seconds / _SECONDS_A_LANE)))
 
 
 class Frame(NamedTuple):
@@ -64,7 +75,8 @@ class Lane:
     """A connection after its handshake.
 
     `read` and `write` do as much as can be done at once, and raise `OSError` when the connection breaks and
-    `Misbehaviour` when the peer sends what it must not.
+    `Misbehaviour` when the peer sends what it must not. Behind a BYE or a HELLO nothing is read: what follows is for
+    whoever has the connection next.
     """
 
     def __init__(self, connection: ssl.SSLSocket, traffic: Traffic, load: Load) -> None:
@@ -72,6 +84,7 @@ class Lane:
         self.broken = ""  # why nothing crosses any more
         self.is_parked = False  # what has come is for a message that nobody has asked for yet
         self.is_resting = False  # nothing new is sent here
+        self.has_ended, self.ended_at = False, 0.0  # a BYE or HELLO has come, and when
         self._header = bytearray(HEADER_BYTES)
         self._frame: Frame | None = None
         self._into = memoryview(self._header)  # what is still to be filled, of the header or the payload
@@ -98,6 +111,21 @@ class Lane:
                 self._writing = None
         return True
 
+    def let_go(self) -> None:
+        """Let go of the memory of what is on its way: the rest of a frame is sent all the same, and none is kept."""
+        self._outgoing = [memoryview(bytes(part)) for part in self._outgoing]
+        if self._frame is not None:
+            self._into, self._payload = SCRATCH[: len(self._into)], memoryview(b"")
+
+    def turn_to(self, traffic: Traffic) -> None:
+        """Exchange frames with another one from the next frame on."""
+        self.traffic, self.is_resting, self.is_parked = traffic, False, False
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether whoever has the connection next can begin to read and to write."""
+        return self._frame is None and len(self._into) == HEADER_BYTES and not self._outgoing
+
     def write_last(self) -> None:
         """Send what is to be told before the end; nothing is encrypted after it."""
         if self.load == "small":
@@ -110,6 +138,8 @@ class Lane:
         budget = _TURN_BYTES
         while budget > 0:
             if not self._into and not self._go_on():
+                return False
+            if self.has_ended:
                 return False
             if not self._into:  # an empty payload
                 continue
@@ -150,6 +180,8 @@ class Lane:
                 return True
         frame, self._frame, self._into = self._frame, None, memoryview(self._header)
         self.traffic.read(frame, self._payload)
+        if frame.kind in (BYE, HELLO):
+            self.has_ended, self.ended_at = True, time.monotonic()
         return True
 
 

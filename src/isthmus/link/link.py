@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import selectors
-import socket
 import ssl
 import threading
 import time
@@ -19,12 +17,14 @@ from isthmus.link.group import Group, Member
 from isthmus.link.handshake import Arrival, Welcome, dial
 from isthmus.link.identity import Identity
 from isthmus.link.lane import Lane, Load
+from isthmus.link.lane_pool import LanePool
+from isthmus.link.poller import READ, WRITE, Poller
 from isthmus.link.reach import REGISTER, Reach
 from isthmus.link.relay import Relay
 
-_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CLOSE_SECONDS = 1.0  # for the others to read why, and to close
 _SOON_SECONDS = 1.5  # whoever has not come by then may not be able to reach this link
+_TAKE_SECONDS = 1.0  # for the lanes of a former group; then new ones are opened
 _TICKS_A_CONTROL_BEAT = 4
 
 
@@ -66,16 +66,13 @@ class Link:
         self._changed = threading.Condition()
         self._groups: list[Group] = []
         self._closing: dict[ssl.SSLSocket, float] = {}  # and until when
-        self._unread: dict[Lane, Callable[[int], None]] = {}  # the network will not tell that there is more
-        self._selector = selectors.DefaultSelector()
-        self._wakeup, self._wakeup_sender = socket.socketpair()
-        self._wakeup.setblocking(False)
-        self._selector.register(self._wakeup, _READ, self._look_at_all)
+        self._poller = Poller(self._look_at_all)
         self._closed = self._stopped = False  # `close` was called; the thread has nothing more to do
         control = _TICKS_A_CONTROL_BEAT * tick_seconds, patience_seconds
         self._relay = Relay(*control)
         self._welcome = Welcome(host, port, partial(identity.tls_context, server=True), trusted, self.id, self._relay)
         self._welcome.services[REGISTER] = self._relay.serve
+        self._pool = LanePool(self._poller, self._changed, self._end, self._welcome.greet_again)
         contexts = self._context, partial(self._context, trusted_relays or trusted)
         self._reach = Reach(self.id, self._relay, contexts, self._welcome.admit, via, *control)
         self.address = (host, self._welcome.port)
@@ -97,7 +94,7 @@ class Link:
         deadline = time.monotonic() + seconds
         channels = {r: Channel(member.name, self._changed.notify_all) for r, member in enumerate(members) if r != rank}
         group = Group(
-            name, members, rank, channels, self._changed, self._wake, self._tick_seconds, self._patience_ticks
+            name, members, rank, channels, self._changed, self._poller.wake, self._tick_seconds, self._patience_ticks
         )
         arrivals = self._gather(name, members, rank, deadline)
         missing = [r for r in channels if not arrivals[r]]
@@ -115,8 +112,10 @@ class Link:
                 channels[r].lanes = [
                     Lane(each.connection, channels[r], loads[each.lane % 2] if each.lane else "small") for each in found
                 ]
+                for lane in channels[r].lanes:  # the other end may have sent something before
+                    self._poller.serve_soon(lane.connection, partial(self._serve, group, r, lane))
             self._groups.append(group)
-            self._wake()
+            self._poller.wake()
         return group
 
     def serve(self, service: str, handler: Callable[[ssl.SSLSocket], None]) -> None:
@@ -138,7 +137,10 @@ class Link:
 
     def meet(self, members: Iterable[Member]) -> None:
         """Take note of those who take part from here on: they help one another to be reached."""
+        members = list(members)
         self._reach.meet(members)
+        with self._changed:
+            self._pool.keep_only({member.id for member in members})
 
     def register_at(self, members: Iterable[Member]) -> None:
         """Keep a connection open with members, as far as they can be reached: they reach this link in any case."""
@@ -157,23 +159,27 @@ class Link:
         self._relay.close()
         self._welcome.close()
         self._stopped = True
-        self._wake()
+        self._poller.wake()
         self._thread.join()
 
     def _gather(self, name: str, members: Sequence[Member], rank: int, deadline: float) -> dict[int, list[Arrival]]:
         """Return the connections with all other members, empty where one did not come in time.
 
-        Of two, the later one dials. Whoever waits for it in vain registers there, to be asked to come.
+        Of two, the later one dials, where they have no lanes of a former group. Whoever waits for it in vain registers
+        there, to be asked to come.
         """
         arrivals: dict[int, list[Arrival]] = {}
-        context = self._context()
-        threads = [
-            threading.Thread(
-                target=lambda r=r: arrivals.update({r: dial(members[r], self._reach, context, name, rank, deadline)}),
-                daemon=True,
-            )
-            for r in range(rank)
-        ]
+        trusted = list(self._trusted())
+        with self._changed:  # groups that have ended leave their lanes
+            self._changed.wait_for(lambda: not any(map(_has_ended, self._groups)), _CLOSE_SECONDS)
+
+        def connect(r: int) -> None:
+            seconds = min(_TAKE_SECONDS, (deadline - time.monotonic()) / 4)
+            lanes = self._pool.take(members[r], name, rank, seconds) if members[r].fingerprint in trusted else []
+            context = self.identity.tls_context(trusted, server=False)
+            arrivals[r] = lanes or dial(members[r], self._reach, context, name, rank, deadline)
+
+        threads = [threading.Thread(target=connect, args=[r], daemon=True) for r in range(rank)]
         for thread in threads:
             thread.start()
         soon = time.monotonic() + min(_SOON_SECONDS, (deadline - time.monotonic()) / 4)
@@ -192,85 +198,67 @@ class Link:
         """Return what TLS needs to connect with whoever is trusted."""
         return self.identity.tls_context((trusted or self._trusted)(), server=False)
 
-    def _wake(self) -> None:
-        with suppress(OSError):  # it is awake, or has ended
-            self._wakeup_sender.send(b"\0")
-
     def _run(self) -> None:
         next_tick = time.monotonic()
-        while not self._stopped or self._groups or self._closing:
-            ready = self._selector.select(0 if self._unread else max(0.0, next_tick - time.monotonic()))
+        while not self._stopped or self._groups or self._closing or self._pool:
+            ready = self._poller.wait(next_tick - time.monotonic())
             with self._changed:
-                for key, events in ready:
-                    key.data(events)
-                for lane, serve in list(self._unread.items()):
-                    if lane in self._unread:
-                        serve(_READ)
+                for serve in ready:
+                    serve()
+                self._poller.serve_unread()
                 if time.monotonic() >= next_tick:
                     next_tick = time.monotonic() + self._tick_seconds
                     self._tick()
-        self._selector.close()
-        self._wakeup.close()
-        self._wakeup_sender.close()
+        self._poller.close()
 
-    def _look_at_all(self, events: int = 0) -> None:
+    def _look_at_all(self) -> None:
         """Look at all lanes: something is to be sent, was asked for, or has ended."""
-        with suppress(BlockingIOError):
-            self._wakeup.recv(1 << 12)
         for group in list(self._groups):
-            if group.lost is None and not group.left:
+            if not _has_ended(group):
                 for rank, channel in group.channels.items():
                     for lane in channel.lanes:
                         if not lane.broken:
-                            self._serve(group, rank, lane, _WRITE | (_READ if lane.is_parked else 0))
-            if group.lost is not None or group.left:
+                            self._serve(group, rank, lane, WRITE | (READ if lane.is_parked else 0))
+            if _has_ended(group):
                 self._let_go(group)
+        self._pool.look(self._closed)
 
     def _serve(self, group: Group, rank: int, lane: Lane, events: int) -> None:
         """Do what a lane can do now."""
-        serve = partial(self._serve, group, rank, lane)
-        if group.lost is not None or group not in self._groups:
+        if _has_ended(group) or group not in self._groups:
             return
         try:
-            if events & _READ and lane.read():
-                self._unread[lane] = serve
-            elif events & _READ:
-                self._unread.pop(lane, None)
-            interest = (0 if lane.is_parked else _READ) | (_WRITE if lane.write() else 0)
+            self._poller.serve(lane, events, partial(self._serve, group, rank, lane))
         except Misbehaviour as error:
             group.blame(rank, str(error))
+            return
         except OSError as error:
-            self._unread.pop(lane, None)
-            self._unwatch(lane.connection)
+            self._poller.unwatch(lane.connection)
             lane.broken = str(error)  # the other lanes may still bring what was sent before, and why
-            if all(each.broken for each in group.channels[rank].lanes):
-                group.blame(rank, lane.broken, is_dead=True)
-        else:
-            self._watch(lane.connection, interest, serve)
-
-    def _watch(self, connection: ssl.SSLSocket, interest: int, serve: Callable[[int], None]) -> None:
-        key = self._selector.get_map().get(connection)
-        if key is None and interest:
-            self._selector.register(connection, interest, serve)
-        elif key is not None and not interest:
-            self._selector.unregister(connection)
-        elif key is not None and key.events != interest:
-            self._selector.modify(connection, interest, serve)
+        if lane.broken or lane.has_ended:
+            group.note_end(rank)
 
     def _let_go(self, group: Group) -> None:
-        """Close all lanes of a group, once the others have had a moment to read why."""
+        """Keep the lanes of a group for the next one; close those to members that are lost."""
         self._groups.remove(group)
-        for channel in group.channels.values():
-            for lane in channel.lanes:
-                self._unread.pop(lane, None)
-                self._unwatch(lane.connection)
-                self._closing[lane.connection] = time.monotonic() + _CLOSE_SECONDS
-                try:
-                    lane.write_last()
-                    self._watch(lane.connection, _READ, partial(self._drain, lane.connection))
-                except OSError:  # the other end has left before
-                    self._close(lane.connection)
+        for rank, channel in group.channels.items():
+            if group.may_meet_again(rank) and not self._closed:
+                self._pool.add(group.members[rank], channel)
+            else:
+                for lane in channel.lanes:
+                    self._end(lane)
             channel.lanes = []
+        self._changed.notify_all()
+
+    def _end(self, lane: Lane) -> None:
+        """Close a lane, once the other end has had a moment to read what was sent last."""
+        self._poller.unwatch(lane.connection)
+        self._closing[lane.connection] = time.monotonic() + _CLOSE_SECONDS
+        try:
+            lane.write_last()
+            self._poller.watch(lane.connection, READ, partial(self._drain, lane.connection))
+        except OSError:  # the other end has left before
+            self._close(lane.connection)
 
     def _drain(self, connection: ssl.SSLSocket, events: int) -> None:
         """Read what nobody wants any more, so that the others get what was sent last; then close."""
@@ -279,13 +267,9 @@ class Link:
                 return
         self._close(connection)
 
-    def _unwatch(self, connection: ssl.SSLSocket) -> None:
-        with suppress(KeyError, ValueError):  # it is not watched, or is closed
-            self._selector.unregister(connection)
-
     def _close(self, connection: ssl.SSLSocket) -> None:
         del self._closing[connection]
-        self._unwatch(connection)
+        self._poller.unwatch(connection)
         connection.close()
 
     def _tick(self) -> None:
@@ -297,3 +281,7 @@ class Link:
         for connection, until in list(self._closing.items()):
             if self._stopped or time.monotonic() > until:
                 self._close(connection)
+
+
+def _has_ended(group: Group) -> bool:
+    return group.lost is not None or group.left

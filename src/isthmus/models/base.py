@@ -17,11 +17,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from isthmus.core import Registry, UserError
 from isthmus.core.imports import check_allowed, import_path
-from isthmus.inner.step import Batch
+from isthmus.models.causal_lm import CausalLM
 
 MODELS = Registry(
     "model",
@@ -76,27 +75,6 @@ class ModuleNames:
     head: str  # on the last stage; may be tied to the embedding
     before: tuple[str, ...] = ()  # others before the blocks, on the first stage
     after: tuple[str, ...] = ()  # those between the blocks and the head, on the last stage
-
-
-class CausalLM(nn.Module):
-    """A network from tokens to logits, trained to predict the next token.
-
-    Blocks stay where the network has them: inside its `nn.ModuleList`, by which fragments and Muon find them.
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network  # of transformers: (input_ids) -> output with .logits [batch, seq, vocab]
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """Return the mean cross-entropy, in nats a token, of {"tokens": [batch, seq + 1] int64}."""
-        tokens = batch["tokens"]
-        return next_token_loss(self.network(input_ids=tokens[:, :-1]).logits, tokens)
-
-
-def next_token_loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy, in nats, of logits [batch, seq, vocab] for tokens [batch, seq + 1] int64."""
-    return cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
 @dataclass(frozen=True)

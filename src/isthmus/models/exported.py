@@ -2,7 +2,6 @@
 
 import json
 from contextlib import nullcontext
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +11,7 @@ from torch import nn
 from isthmus.core.imports import own_code
 from isthmus.core.types import UserError, first_line
 from isthmus.models.base import MODELS, Module
+from isthmus.version import __version__
 
 
 def save_exported(model: nn.Module, spec: dict[str, Any], folder: Path) -> nn.Module | None:
@@ -28,7 +28,7 @@ def save_exported(model: nn.Module, spec: dict[str, Any], folder: Path) -> nn.Mo
         network.save_pretrained(folder)
         return cast(nn.Module, network)
     save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps({"isthmus": version("isthmus"), "model": spec}, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps({"isthmus": __version__, "model": spec}, indent=2) + "\n")
     return None
 
 

@@ -26,6 +26,8 @@ class GPTNeo(Transformer):
     def network(self) -> nn.Module:
         from transformers import GPTNeoConfig, GPTNeoForCausalLM  # takes seconds to import
 
+        from isthmus.models.gpt_neo_attention import fuse_attention
+
         pairs, odd = divmod(self.num_layers, 2)
         config = GPTNeoConfig(
             **self.shared_options(),
@@ -37,7 +39,9 @@ class GPTNeo(Transformer):
             embed_dropout=self.dropout,
             resid_dropout=self.dropout,
         )
-        return GPTNeoForCausalLM(config)
+        network = GPTNeoForCausalLM(config)
+        fuse_attention(network)
+        return network
 
     def outline(self) -> nn.Module:
         """Make the model's parameters without transformers, which takes seconds to import."""

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from isthmus.core.types import UserError, first_line
-from isthmus.models.base import CausalLM, seeded
+from isthmus.models.base import seeded
+from isthmus.models.causal_lm import CausalLM
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,10 @@ class HuggingFace:
                 raise UserError(
                     f"model.path: the model in {self.path!r} cannot be loaded: {first_line(error)}"
                 ) from error
+        if config.model_type == "gpt_neo":
+            from isthmus.models.gpt_neo_attention import fuse_attention
+
+            fuse_attention(network)
         return CausalLM(network.train())
 
     def outline(self) -> nn.Module:

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from isthmus.core.types import UserError
-from isthmus.models.base import ModelSpec, ModuleNames, next_token_loss
+from isthmus.models.base import ModelSpec, ModuleNames
+from isthmus.models.cross_entropy import next_token_loss
 from isthmus.parallel.pipeline import LocalStages
 
 

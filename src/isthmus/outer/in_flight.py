@@ -10,7 +10,7 @@ import torch
 
 from isthmus.core import Fragment, State, SyncReport, Tensors
 from isthmus.core.streams import hand_over
-from isthmus.outer.offload import Offload
+from isthmus.outer.offload import Offloader
 from isthmus.outer.rollback import Named, Offer
 
 _SAVED = (
@@ -121,10 +121,17 @@ def without_contribution(
     return Outcome(report, mean, zeros(fragment), fragment.state, elastic_state=elastic_state)
 
 
-def pseudo_gradient(fragment: Fragment, offload: Offload) -> Tensors:
+def empty_outcome(fragment: Fragment, elastic_state: State, num_workers: int) -> Outcome:
+    """Return the outcome of the sync before the first one: nobody had anything to send."""
+    outcome = without_contribution(fragment, zeros(fragment), elastic_state)
+    outcome.weight = 1 / num_workers
+    return outcome
+
+
+def pseudo_gradient(fragment: Fragment, offload: Offloader) -> Tensors:
     """Return anchor - parameters, float32, beside the parameters."""
     pairs = zip(fragment.anchor, fragment.params, strict=True)
-    return [offload.get(anchor.detach(), fragment.device) - param.float() for anchor, param in pairs]
+    return [offload.get(anchor.detach()) - param.float() for anchor, param in pairs]
 
 
 def averaged_buffers(fragment: Fragment) -> Tensors:

@@ -63,7 +63,7 @@ class OuterLoop:
         check_parts(fragments, schedule, compressor, transport, merge)
         self.state = OuterState(fragments, schedule, outer_optimizer, merge, offload, transport.elastic, rollback)
         self.transport, self.steps = transport, steps
-        self.exchange = Exchange(compressor, transport, guard, merge, hash_every, len(fragments), offload)
+        self.exchange = Exchange(compressor, transport, guard, merge, hash_every, len(fragments), self.state.offload)
         self.local_steps = DynamicLocalSteps(schedule.local_steps)
         self._reports: list[SyncReport] = []
         self._thread = CommunicationThread(fragments[0].device)
@@ -107,6 +107,8 @@ class OuterLoop:
                     self._finish_due(due, [])
                     self._send(state.capture_rest() if state.phase == "finishing" else [])
                     state.phase = "averaging" if state.phase == "finishing" else "finished"
+        with state.lock:
+            state.offload.put_all()
         reports = self._take_reports()
         if state.phase == "finished" and all(report.committed for report in reports):
             adopt_anchors(state.fragments)
@@ -146,7 +148,8 @@ class OuterLoop:
     def load_state_dict(self, state_dict: State) -> None:
         """Go on from a saved state: syncs that were in flight are sent again."""
         self._arrive(sorted(self.state.in_flight))
-        self._send(self.state.load_state_dict(state_dict))
+        with self.state.lock:  # nobody may be given half of it
+            self._send(self.state.load_state_dict(state_dict))
 
     @property
     def _may_advance(self) -> bool:
@@ -174,6 +177,8 @@ class OuterLoop:
                 self._finish_due(due, captured)
                 self._send(captured)
                 state.schedule.adapt(step)
+        with state.lock:
+            state.prefetch()
 
     def _finish_blocking(self, due: list[int]) -> None:
         if self._arrive(due):
@@ -216,6 +221,7 @@ class OuterLoop:
                     elastic.report_speed(self.local_steps.steps_per_second)
                 self.local_steps.adapt(sync.result.relative_speed, self.state.schedule.schedule.local_steps)
             self.state.finish(index, captured, self.transport.num_workers)
+        self.state.offload.release()
 
     def _catch_up(self) -> None:
         """Take over the others' state, up to where the next sync begins."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from isthmus.compress.kernels import run_kernel
 from isthmus.core import Fragment, Tensors
+from isthmus.core.kernels import run_kernel
 from isthmus.outer.merge import KeepProgress, Merge, Mix, Replace
 
 _OTHERS = ("dampening", "weight_decay", "maximize", "differentiable")  # settings that have no place here
@@ -37,10 +37,10 @@ def take_sgd_step(
     """
     settings = {anchor: group for group in optimizer.param_groups for anchor in group["params"]}
     lefts = left if left is not None else [None] * len(gradients)
-    for anchor, param, gradient, rest in zip(fragment.anchor, fragment.params, gradients, lefts, strict=True):
+    for anchor, param, gradient, held in zip(fragment.anchor, fragment.params, gradients, lefts, strict=True):
         group = settings[anchor]
         momentum = _momentum(optimizer, anchor) if group["momentum"] else None
-        _step(anchor.detach(), momentum, gradient, param, rest, group, rule)
+        _step(anchor.detach(), momentum, gradient, param, held, group, rule)
 
 
 def _momentum(optimizer: torch.optim.Optimizer, anchor: torch.nn.Parameter) -> torch.Tensor:

@@ -9,7 +9,7 @@ from isthmus.compress.base import is_finite
 from isthmus.core import Fragment, Tensors
 from isthmus.outer.in_flight import Outcome, Sync, zeros
 from isthmus.outer.merge import KeepProgress, Merge, Replace
-from isthmus.outer.offload import Offload
+from isthmus.outer.offload import Offloader
 from isthmus.outer.outer_sgd import is_plain_sgd, take_sgd_step
 
 
@@ -19,7 +19,17 @@ class OuterStep:
 
     merge: Merge  # the method's rule
     optimizer: torch.optim.Optimizer  # of all anchors
-    offload: Offload  # where outer state is, before and after
+    offload: Offloader  # where outer state is, before and after
+
+    def reads(self, sync: Sync | None) -> Tensors:
+        """Return what the finish of a sync will read of it, once it has arrived."""
+        if sync is None or sync.outcome is None or not sync.arrived or sync.outcome.exception():
+            return []
+        outcome = sync.result
+        if not outcome.report.committed:
+            return sync.pseudo_gradient
+        message = [] if type(self.merge).outer_gradient is Replace.outer_gradient else outcome.message
+        return [*outcome.mean, *message, *(sync.pseudo_gradient if self.merge.keeps_progress else [])]
 
     def take(
         self, fragment: Fragment, sync: Sync | None, outcome: Outcome, newer: Sync | None, plain: bool, closing: bool
@@ -36,13 +46,13 @@ class OuterStep:
         """
         excluded = sync is not None and sync.excluded
         rule: Merge = Replace() if plain or excluded else self.merge
-        with self.offload.fetched(fragment, self.optimizer):
+        with self.offload.fetched(fragment):
             gradients = self._outer_gradients(rule, fragment, outcome, newer, closing)
             rule = KeepProgress() if closing and not (plain or excluded) else rule
             left = None
             if rule.keeps_progress:
                 held = sync is not None and not sync.params_reset
-                left = self.offload.get(sync.pseudo_gradient, fragment.device) if sync and held else zeros(fragment)
+                left = self.offload.get(sync.pseudo_gradient) if sync and held else zeros(fragment)
             if is_plain_sgd(self.optimizer) and not plain:
                 take_sgd_step(self.optimizer, fragment, gradients, rule, left)
             else:
@@ -55,7 +65,7 @@ class OuterStep:
 
     def refuse(self, fragment: Fragment, sync: Sync, newer: Sync | None) -> None:
         """Lose nothing of a refused sync: its pseudo-gradient rides in the fragment's next one."""
-        own = self.offload.get(sync.pseudo_gradient, fragment.device)
+        own = self.offload.get(sync.pseudo_gradient)
         if newer:
             torch._foreach_add_(newer.pseudo_gradient, own)
             newer.num_steps += sync.num_steps
@@ -69,11 +79,11 @@ class OuterStep:
         self, rule: Merge, fragment: Fragment, outcome: Outcome, newer: Sync | None, closing: bool
     ) -> Tensors:
         if type(rule).outer_gradient is Replace.outer_gradient:
-            return self.offload.get(outcome.mean, fragment.device)
+            return self.offload.get(outcome.mean)
         gradients = []
         own_now = _own_now(fragment, newer, closing)
         for now, *offloaded in zip(own_now, outcome.mean, outcome.message, strict=True):
-            mean, own_then = self.offload.get(offloaded, fragment.device)
+            mean, own_then = self.offload.get(offloaded)
             if not rule.replicated and not is_finite(now):
                 now = own_then  # what went wrong since the capture must not reach a private anchor
             gradients.append(rule.outer_gradient(mean, own_then, now, outcome.weight))

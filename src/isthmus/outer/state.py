@@ -13,17 +13,9 @@ from isthmus.core import Fragment, State, SyncSchedule, Tensors
 from isthmus.outer.adaptive_schedule import AdaptiveSchedule
 from isthmus.outer.anchor import adopt_anchors, anchors
 from isthmus.outer.former_names import with_present_names
-from isthmus.outer.in_flight import (
-    Outcome,
-    Sync,
-    averaged_buffers,
-    copy_dicts,
-    pseudo_gradient,
-    without_contribution,
-    zeros,
-)
+from isthmus.outer.in_flight import Sync, averaged_buffers, copy_dicts, empty_outcome, pseudo_gradient, zeros
 from isthmus.outer.merge import Merge
-from isthmus.outer.offload import Offload
+from isthmus.outer.offload import Offload, Offloader
 from isthmus.outer.outer_step import OuterStep
 from isthmus.outer.rollback import Named, Rollback, Rollbacks
 from isthmus.outer.shared_view import shared_view
@@ -33,7 +25,7 @@ Phase = Literal["training", "finishing", "averaging", "finished"]
 OuterOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 _POLL_SECONDS = 0.01
-_PATIENCE_SECONDS = 1.0  # a sync that finds no peers for so long may wait for the very worker that asks for the state
+_PATIENCE_SECONDS = 0.5  # a sync that finds no peers for so long may wait for the very worker that asks for the state
 _MAX_COPIES = 9  # anchors and outer optimizer, twice in a rollback, means in flight: what a snapshot may hold
 _MAX_OTHER_BYTES = 2**26
 
@@ -62,13 +54,12 @@ class OuterState:
         elastic: ElasticPart | None = None,
         rollback: Rollback | None = None,
     ) -> None:
-        self.fragments, self.merge, self.offload, self.elastic = fragments, merge, offload, elastic
+        self.fragments, self.merge, self.elastic = fragments, merge, elastic
         self.schedule = AdaptiveSchedule(schedule)
         self.outer_optimizer = outer_optimizer(anchors(fragments))
         self.rollbacks = Rollbacks(rollback, fragments, self.outer_optimizer)
-        self._outer_step = OuterStep(merge, self.outer_optimizer, offload)
-        for fragment in fragments:
-            offload.put_fragment(fragment, self.outer_optimizer)
+        self.offload = Offloader(offload, fragments, self.outer_optimizer)
+        self._outer_step = OuterStep(merge, self.outer_optimizer, self.offload)
         self.inner_steps = self.outer_steps = 0
         self.phase: Phase = "training"
         self.in_flight: dict[int, Sync] = {}
@@ -100,12 +91,21 @@ class OuterState:
         if self._replicated_state:
             self._replicated_state.apply()
 
+    def prefetch(self) -> None:
+        """Begin to fetch what the next step needs, if it finishes or captures a fragment, and free what it does not."""
+        self.offload.free()
+        finishing = self.schedule.finishes(self.inner_steps + 1)
+        for index in [*finishing, *self.schedule.begins(self.inner_steps + 1)][:1]:
+            more = self._outer_step.reads(self.in_flight.get(index))
+            self.offload.prefetch(self.fragments[index], index in finishing, more)
+
     def capture(self, index: int) -> Sync:
         """Take the pseudo-gradient of a fragment; nothing that is on its way already counts twice."""
+        self.offload.free(wait=True)
         fragment, before = self.fragments[index], self.in_flight.get(index)
         own = pseudo_gradient(fragment, self.offload)
         if before and self.merge.keeps_progress and not before.params_reset:
-            torch._foreach_sub_(own, self.offload.get(before.pseudo_gradient, fragment.device))
+            torch._foreach_sub_(own, self.offload.get(before.pseudo_gradient))
         planned = self.schedule.planned
         full_delay = planned.overlap_steps == planned.local_steps and not self.schedule.warm(self.inner_steps)
         reset = full_delay and not self.merge.keeps_progress
@@ -123,7 +123,7 @@ class OuterState:
         Nothing is in flight of it where the sync is the empty one before the first; `captured` is what is sent next.
         """
         sync = self.in_flight.pop(index, None)
-        outcome = sync.result if sync else self.empty_outcome(index, num_workers)
+        outcome = sync.result if sync else empty_outcome(self.fragments[index], self.elastic_state, num_workers)
         newer = next((each for each in captured if each.fragment == index), None)
         self.elastic_state = outcome.elastic_state
         if index == len(self.fragments) - 1:
@@ -149,13 +149,6 @@ class OuterState:
         """Count one inner step of this worker in all fragments."""
         for fragment in self.fragments:
             fragment.num_steps += 1
-
-    def empty_outcome(self, index: int, num_workers: int) -> Outcome:
-        """Return the outcome of the sync before the first one: nobody had anything to send."""
-        fragment = self.fragments[index]
-        outcome = without_contribution(fragment, zeros(fragment), self.elastic_state)
-        outcome.weight = 1 / num_workers
-        return outcome
 
     def state_dict(self) -> State:
         """Return everything but the model's own parameters; syncs in flight as what was captured for them."""
@@ -238,7 +231,7 @@ class OuterState:
         for fragment, own, state in zip(self.fragments, progress, shared["fragments"], strict=True):
             fragment.num_steps = fragment.num_steps if keeps else 0
             for param, anchor, part in zip(fragment.params, fragment.anchor, own, strict=True):
-                param.copy_(self.offload.get(anchor.detach(), param.device) - self.offload.get(part, param.device))
+                param.copy_(self.offload.get(anchor.detach()) - self.offload.get(part))
             for buffer, value in zip(fragment.shared_buffers, state["buffers"], strict=True):
                 buffer.copy_(value)
         syncs = [Sync.from_shared(state, self.fragments[state["fragment"]], now) for state in shared["in_flight"]]
@@ -247,6 +240,7 @@ class OuterState:
 
     def _go_back(self, restored: Named, captured: list[Sync]) -> None:
         """Go back to the last good anchors; the samples read since then are not read again."""
+        self.offload.put_all()
         self.rollbacks.go_back(restored)
         for pending in (*self.in_flight.values(), *captured):
             pending.void = pending.params_reset = True
@@ -260,6 +254,7 @@ class OuterState:
 
     def _load_shared(self, state: State) -> None:
         """Load what the state dict of a worker and the shared state have in common."""
+        self.offload.put_all()
         self.inner_steps, self.outer_steps = state["inner_steps"], state["outer_steps"]
         self.schedule.load_state_dict(state["schedule"])
         self.outer_optimizer.load_state_dict(state["outer_optimizer"])
@@ -281,7 +276,7 @@ class OuterState:
             fragment.state = sync.result.compressor_state  # it was sent and counts: so does what was not sent of it
         if sync.params_reset != contributed:
             sign = -1 if contributed else 1
-            torch._foreach_add_(own, self.offload.get(sync.pseudo_gradient, fragment.device), alpha=sign)
+            torch._foreach_add_(own, self.offload.get(sync.pseudo_gradient), alpha=sign)
         fragment.num_steps += 0 if contributed else sync.num_steps
         return own
 

@@ -12,7 +12,7 @@ from isthmus.outer.anchor import fingerprint
 from isthmus.outer.guard import Guard
 from isthmus.outer.in_flight import Outcome, Sync, copy_dicts
 from isthmus.outer.merge import Merge
-from isthmus.outer.offload import Offload
+from isthmus.outer.offload import Offloader
 from isthmus.outer.rollback import Named
 from isthmus.transport.base import Behind, Drift, Leaving, PeerLost, RankLost, Transport, TransportError
 
@@ -45,7 +45,7 @@ class Exchange:
     merge: Merge  # whether anchors are private, and this worker's own message is asked for
     hash_every: int  # rounds between two comparisons of a fragment's hash, unless anchors are private; 0: never
     num_fragments: int  # which are synced in turn
-    offload: Offload  # where outer state stays between syncs
+    offload: Offloader  # where outer state stays between syncs
 
     def run(self, sync: Sync, fragment: Fragment, state: State, sent: float) -> Outcome:
         """Take the mean of a fragment's pseudo-gradient and commit it; an elastic world may take several attempts.
@@ -54,7 +54,7 @@ class Exchange:
         """
         self.transport.wait_until(sent)
         start = self.transport.now()
-        state = self.offload.get(state, fragment.device)
+        state = self.offload.get(state)
         outcome = self._attempt(sync, fragment, copy_dicts(state), start)
         attempts = 1
         while self.transport.limits.elastic and not (outcome.report.committed or outcome.final):
@@ -62,7 +62,7 @@ class Exchange:
                 break
             outcome = self._attempt(sync, fragment, copy_dicts(state), start, outcome)
             attempts += 1
-        self._offload_outcome(sync, outcome)
+        self._offload_outcome(sync, fragment, outcome)
         return outcome
 
     def _attempt(
@@ -127,7 +127,8 @@ class Exchange:
             if screened.asking is not None and sync.offer is not None:
                 average.restored = sync.offer.restore(screened.asking, peers)
             elif not average.reason:
-                average.mean, average.residual = self.compressor.average(average.local, state, peers)
+                asked = not self.merge.replicated
+                average.mean, average.residual = self.compressor.average(average.local, state, peers, asked)
                 average.buffers = peers.all_reduce_mean(sync.buffers) if sync.buffers else []
         except NotFinite as error:
             faulty = error.ranks
@@ -150,7 +151,7 @@ class Exchange:
         shared = self.compressor.replicated and self.merge.replicated
         round_number = sync.outer_step // self.num_fragments
         hashed = shared and self.hash_every > 0 and round_number % self.hash_every == 0
-        anchor_hash = fingerprint(fragment.anchor) if hashed else b""
+        anchor_hash = fingerprint(self.offload.anchor_of(fragment)) if hashed else b""
         try:
             return self.transport.commit(peers, not reason, anchor_hash), False, reason
         except TransportError as error:
@@ -173,12 +174,14 @@ class Exchange:
             outcome.elastic_state, outcome.relative_speed = elastic.state_dict(), elastic.relative_speed
         return outcome
 
-    def _offload_outcome(self, sync: Sync, outcome: Outcome) -> None:
+    def _offload_outcome(self, sync: Sync, fragment: Fragment, outcome: Outcome) -> None:
         """Offload what is not needed before the finish; most messages are the pseudo-gradient itself."""
         own, put = sync.pseudo_gradient, self.offload.put
-        sync.pseudo_gradient = put(own)
-        outcome.message = sync.pseudo_gradient if outcome.message is own else put(outcome.message)
-        outcome.mean, outcome.compressor_state = put(outcome.mean), put(outcome.compressor_state)
+        outcome.compressor_state = put(outcome.compressor_state)
+        if not self.offload.keeps_near(fragment):
+            sync.pseudo_gradient = put(own)
+            outcome.message = sync.pseudo_gradient if outcome.message is own else put(outcome.message)
+            outcome.mean = put(outcome.mean)
 
     def _is_fatal(self, error: TransportError) -> bool:
         """A static world cannot go on without a worker, and no worker without one of its ranks."""

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from isthmus.core.fragment import block_list
 from isthmus.core.types import UserError
 from isthmus.parallel.mesh import ParallelDims
 
@@ -34,8 +35,8 @@ def apply_fsdp(model: nn.Module, dims: ParallelDims, device_mesh: DeviceMesh) ->
         options["mp_policy"] = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     if dims.cpu_offload:
         options["offload_policy"] = fsdp.CPUOffloadPolicy()
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    for block in max(lists, key=len, default=nn.ModuleList()):
+    _, blocks = block_list(model)
+    for block in blocks:
         fsdp.fully_shard(block, **options)
     fsdp.fully_shard(model, **options)
     if hasattr(model, "measure"):

@@ -43,10 +43,11 @@ def apply_tp(model: nn.Module, plan: dict[str, ParallelStyle], device_mesh: Devi
         for name, param in model.named_parameters(remove_duplicate=False)
         if (first := first_names.setdefault(param, name)) != name
     }
+    mesh = device_mesh["tp"]  # one object: what is compiled for a block serves others with the same mesh
     for pattern, style in plan.items():
         for name, module in model.named_modules():
             if fnmatchcase(name, pattern):
-                parallelize_module(module, device_mesh["tp"], style)
+                parallelize_module(module, mesh, style)
     for name, first in tied.items():
         parent, _, key = name.rpartition(".")
         setattr(model.get_submodule(parent), key, model.get_parameter(first))

@@ -89,8 +89,7 @@ def attach(
     _check(model, state_dict, overrides)
     spec = None if _is_instance(transport, Transport) else _as_spec(TRANSPORTS, transport)
     kind: Any = transport if spec is None else TRANSPORTS.get(spec["type"])
-    if spec is None:
-        ranks_per_worker = kind.limits.ranks_per_worker
+    ranks_per_worker = kind.limits.ranks_per_worker if spec is None else ranks_per_worker
     refuse_shared_gradients(model, ranks_per_worker)
     plan = Plan(
         num_workers or _num_workers(kind, ranks_per_worker),
@@ -104,6 +103,8 @@ def attach(
         shared_config = _shared_config(method, plan, state_dict)
         shared_config |= {name: str(options[name]) for name in ("guard", "rollback")}
         given = {"shared_config": shared_config, "expected_workers": num_workers, "ranks_per_worker": ranks_per_worker}
+        if kind.limits.elastic:
+            given["resumes"] = state_dict is not None
         kind = build(TRANSPORTS, spec, **given)
     try:
         loop = method.outer_loop(model, kind, Offload(overrides.get("offload")), state_dict, **options)

@@ -16,12 +16,12 @@ from rich.console import Console
 
 from isthmus.config import RunConfig
 from isthmus.core import UserError
+from isthmus.core.cores import num_cores
 from isthmus.recipes import load_config
 from isthmus.tools.finished_run import FinishedRun
 from isthmus.tools.fork_server import ForkServer
 from isthmus.tools.launch import Interrupted, launch
 from isthmus.tools.report import compare, make_table
-from isthmus.tools.workers import num_cores
 from isthmus.train.run_folder import make_run_dir
 
 BASE = Path(__file__).with_name("demo.yaml")

@@ -22,7 +22,7 @@ def message_and_code(error: Exception) -> tuple[str, int]:
         case TransportError() | WorkerFailed() | NotSaved():
             return str(error), 1
         case Interrupted():
-            return str(error), 130
+            return str(error), error.exit_code
         case _ if _is_out_of_memory(error):
             return "there is not enough memory: lower inner.batch_size, or set inner.micro_batch_size", 1
         case ModuleNotFoundError(name="hivemind"):

@@ -7,6 +7,7 @@ and no fork of the launcher, so when it forks it has no threads and has not touc
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import os
@@ -15,20 +16,54 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 _FOR_EVERY_WORKER = ("isthmus.cli", "isthmus.train.worker", "torch._dynamo")  # optimizers import the last one
 _POLL_SECONDS = 0.01
+LOST = -255  # in the place of an exit code: the machine of a worker is away, and nobody knows
+
+
+class WorkerProcess(Protocol):
+    """A process of a worker, here or on another machine: as much of `subprocess.Popen` as a launcher needs."""
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code when last looked, minus the signal's number for one that was killed."""
+
+    def poll(self) -> int | None:
+        """Return the exit code of now; None while the process runs."""
+
+    def tell(self, message: bytes) -> None:
+        """Write to the process's standard input, unless it has ended by itself."""
+
+    def kill(self) -> None:
+        """End the process at once, if it still runs."""
+
+    def close(self) -> None:
+        """Wait until the process has ended, and close its standard input."""
+
+
+class WorkerServer(Protocol):
+    """What starts processes `python -m isthmus`, on this machine or on another one."""
+
+    def is_ready(self) -> bool:
+        """Return whether it can start processes now."""
+
+    def import_modules(self, names: Iterable[str]) -> None:
+        """Have it import modules, those that are installed, before it starts anything."""
+
+    def start(self, arguments: list[str], env: Mapping[str, str], log: Path, name: str) -> WorkerProcess:
+        """Start `python -m isthmus` with these arguments and this environment; its output goes into the log."""
 
 
 class Child:
-    """A process that the server has started: as much of `subprocess.Popen` as a launcher needs."""
+    """A process that the server has started."""
 
     def __init__(self, server: ForkServer, pid: int, stdin: int) -> None:
         self.pid = pid
@@ -78,18 +113,25 @@ class ForkServer:
         self._process.kill()
         self._process.wait()
 
+    def is_ready(self) -> bool:
+        """Return True: a request waits for whatever is still being imported."""
+        return True
+
     def import_modules(self, names: Iterable[str]) -> None:
         """Have the server import modules, those that are installed, before it forks."""
         self._ask("import", list(names))
 
-    def start(self, arguments: list[str], env: Mapping[str, str], log: Path, name: str) -> Child:
-        """Start `python -m isthmus` with these arguments, and with no environment but `env`.
+    def start(
+        self, arguments: list[str], env: Mapping[str, str], log: Path, name: str, module: str = "isthmus"
+    ) -> Child:
+        """Start `python -m isthmus`, or another module, with these arguments, and with no environment but `env`.
 
         Its output is appended to the log; `ps -o comm` and `top` show its name.
         """
         read, write = os.pipe()
+        request = {"module": module, "arguments": arguments, "env": dict(env), "log": str(log), "name": name}
         try:
-            pid = self._ask("start", {"arguments": arguments, "env": dict(env), "log": str(log), "name": name}, read)
+            pid = self._ask("start", request, read)
         finally:
             os.close(read)
         self._exit_codes.pop(pid, None)  # of one that had the same number before
@@ -122,7 +164,7 @@ class ForkServer:
             raise RuntimeError(f"the process that starts workers has ended with exit code {code}") from None
 
 
-def end(children: list[Child]) -> None:
+def end(children: Sequence[WorkerProcess]) -> None:
     """End all of these processes that still run, at once."""
     for child in children:
         child.kill()
@@ -169,7 +211,7 @@ def _ended() -> Iterable[tuple[int, int]]:
 
 
 def _run(request: dict[str, Any], stdin: int) -> None:
-    """Become `python -m isthmus`: with a log, an environment and a process group of its own."""
+    """Become `python -m MODULE`: with a log, an environment and a process group of its own."""
     os.setpgid(0, 0)
     log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     for source, target in ((stdin, 0), (log, 1), (log, 2)):
@@ -179,13 +221,14 @@ def _run(request: dict[str, Any], stdin: int) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     if request["anew"]:
-        os.execve(sys.executable, [sys.executable, "-m", "isthmus", *request["arguments"]], os.environ)
+        os.execve(sys.executable, [sys.executable, "-m", request["module"], *request["arguments"]], os.environ)
     Path("/proc/self/comm").write_text(request["name"][:15])
     import torch
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # OpenMP has read the server's environment
-    sys.argv = ["isthmus", *request["arguments"]]
-    runpy.run_module("isthmus", run_name="__main__", alter_sys=True)
+    atexit.register(gc.unfreeze)  # else libraries find at the end that their objects have leaked, and say so
+    sys.argv = [request["module"], *request["arguments"]]
+    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 
 def _is_fit_to_fork() -> bool:

@@ -21,11 +21,15 @@ from isthmus.train.assemble import build_model_spec, check_data, check_inner_ste
 from isthmus.transport import TRANSPORTS
 
 
-def check_run(config: RunConfig) -> None:
-    """Refuse a run that cannot begin: nothing is built, read or joined that takes more than a moment."""
+def check_run(config: RunConfig, with_data: bool = True) -> None:
+    """Refuse a run that cannot begin: nothing is built, read or joined that takes more than a moment.
+
+    Data are looked for on this machine, if at all.
+    """
     transport_class(config)
     spec = build_model_spec(config)
-    check_data(config, spec)
+    if with_data:
+        check_data(config, spec)
     sketch = outline(spec)
     check_inner_step(config, sketch)
     build(LR_SCHEDULES, config.inner.lr_schedule).over(config.train.steps)

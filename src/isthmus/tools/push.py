@@ -17,16 +17,17 @@ def hub_token() -> str:
 
 
 def push(folder: Path, repo: str, token: str) -> str:
-    """Upload a folder to a repository on the Hub, such as "owner/name"; return the address where it can be seen.
+    """Upload a folder to a repository on the Hub; return the address where it can be seen.
 
-    One that does not exist is made, and private. A `UserError` says why the Hub refuses, or cannot be reached.
+    It is called "owner/name", or "name" where the token's owner owns it. One that does not exist is made, and private.
+    A `UserError` says why the Hub refuses, or cannot be reached.
     """
     from huggingface_hub import HfApi  # takes a second to import
 
     api = HfApi(token=token)
     try:
         url = api.create_repo(repo, private=True, exist_ok=True)
-        api.upload_folder(repo_id=repo, folder_path=folder, commit_message="isthmus export")
+        api.upload_folder(repo_id=url.repo_id, folder_path=folder, commit_message="isthmus export")
     except Exception as error:  # through which library it speaks, and what that raises, changes with its version
         reason = " ".join(str(error).split()).replace(token, "***")
         raise UserError(f"cannot push to {repo}: {reason}; upload {folder} by hand, or export again") from error

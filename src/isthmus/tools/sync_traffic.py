@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from isthmus.config import RunConfig, build_compressor
 from isthmus.core import SPLITS
@@ -55,14 +56,14 @@ class Hiding:
         return cls(len(fragment_seconds) * overlap_steps, overlap_steps)
 
 
-def sync_traffic(config: RunConfig) -> dict[str, SyncTraffic]:
+def sync_traffic(config: RunConfig, model: nn.Module | None = None) -> dict[str, SyncTraffic]:
     """Return what crosses in one sync of each fragment, with reports, votes and, in an elastic world, a rendezvous.
 
     That is counted, not computed: all workers average zeros in this process. Without an outer loop it is what torch's
-    ring sends in every step.
+    ring sends in every step. `model` is its outline, if there is one already.
     """
     workers, outer = config.train.workers, config.outer
-    model = outline(build(MODELS, config.model))
+    model = outline(build(MODELS, config.model)) if model is None else model
     if outer.schedule is None or outer.compressor is None:
         payload_bytes = 4 * sum(param.numel() for param in model.parameters())
         all_reduce = [Collective("all_reduce", [[payload_bytes]] * workers)]
@@ -80,7 +81,7 @@ def sync_traffic(config: RunConfig) -> dict[str, SyncTraffic]:
             peers = transport.quorum(step)
             nothing = [torch.zeros(anchor.shape) for anchor in fragment.anchor]
             Guard().screen(nothing, 0, fragment.version, {}, peers)
-            compressor.average(nothing, {}, peers)
+            compressor.average(nothing, {}, peers, with_residual=False)
             transport.commit(peers, True)
             sent.append(peers.sent_bytes)
             if rank == 0:

@@ -38,7 +38,7 @@ SERVED_OPTIONS = "SERVED_OPTIONS"  # environment variable of a launcher's worker
 _TRACK = [f"track.{name}" for name in TrackConfig.model_fields]
 # of what workers share: what may be another when a run goes on
 _CHANGEABLE = ("outer.transport.", "outer.guard.", "outer.aggregation.", "outer.rollback")
-_OWN = ("train.run_dir", "inner.micro_batch_size", "outer.offload", "data.max_bad_samples", *_TRACK)
+_OWN = ("train.run_dir", "inner.micro_batch_size", "inner.compile", "outer.offload", "data.max_bad_samples", *_TRACK)
 
 
 def open_data(config: RunConfig, model: ModelSpec) -> DataSet:

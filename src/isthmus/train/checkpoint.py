@@ -79,6 +79,11 @@ class Checkpoints:
         """Return the mesh of the ranks that wrote the checkpoint of `step`, as far as it decides what each held."""
         return ParallelDims(**self._manifest(step)["mesh"])
 
+    @property
+    def exist(self) -> bool:
+        """Whether this process or its worker has written any checkpoint, damaged or not."""
+        return bool(self._steps(self.name) or self._steps(name_of(self.worker)))
+
     def usable(self) -> list[int]:
         """Return the steps of the undamaged checkpoints, newest first; log a line about every damaged file.
 

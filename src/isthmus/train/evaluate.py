@@ -33,7 +33,8 @@ def evaluate(
     was_training = model.training
     model.eval()
     devices = [device] if torch.device(device).type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    eagerly = torch.compiler.set_stance("force_eager")  # a compiled model has been compiled for training alone
+    with eagerly, torch.random.fork_rng(devices=devices):
         torch.manual_seed(_SEED)
         there = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]
         sums = {"loss": _sum_of_losses(forward or model, there)}

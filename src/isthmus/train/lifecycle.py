@@ -16,7 +16,7 @@ from isthmus.data.base import Batches
 from isthmus.data.leased_batches import Rebase
 from isthmus.train.metrics import whole_lines
 from isthmus.train.process import Process
-from isthmus.train.resume_check import MissingCheckpoints, newest_common, no_checkpoint
+from isthmus.train.resume_check import MissingCheckpoints, has_checkpoints, newest_common, no_checkpoint
 from isthmus.train.stopping import Stopping
 from isthmus.transport import Transport
 from isthmus.transport.base import ReplicatedState
@@ -98,7 +98,8 @@ class ElasticLifecycle(Lifecycle):
         super().__init__(config, process, data_set)
         self._rank = process.rank
         ledger = ReplicatedLedger(self.batches, config.outer.schedule.local_steps)
-        self.transport_options = {"replicated_state": ledger}
+        resumes = has_checkpoints(Path(config.train.run_dir), process.worker)
+        self.transport_options = {"replicated_state": ledger, "resumes": resumes}
 
     @override
     def batches_state(self, method_state: State) -> State:
@@ -140,11 +141,9 @@ class ElasticLifecycle(Lifecycle):
         if not self._process.is_first_rank:
             return ""
         worker, size = self._process.worker, self._process.world_size
-        torchrun = f"ISTHMUS_WORKER={worker} torchrun --standalone --nproc-per-node {size} -m isthmus"
-        program = torchrun if size > 1 else f"RANK={worker} isthmus"
-        return (
-            f"left after step {step}; come back with: {program} train {self._config.train.run_dir}/config.yaml --resume"
-        )
+        program = f"torchrun --standalone --nproc-per-node {size} -m isthmus" if size > 1 else "isthmus"
+        command = f"ISTHMUS_WORKER={worker} {program} train {self._config.train.run_dir}/config.yaml --resume"
+        return f"left after step {step}; come back with: {command}"
 
     @override
     def _open_batches(self, data_set: DataSet) -> LeasedBatches:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from isthmus.config import RunConfig
@@ -90,9 +91,13 @@ def find_process(config: RunConfig) -> Process:
         names = [ranks.name(r) for r in range(size)]
         worker, rank = divmod(rank, mesh.num_ranks)
     device = choose_device()
-    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-    initialise(backend, JOIN_BUDGETS * config.outer.transport["sync_budget_seconds"], names)
+    initialise(backend_of(device), JOIN_BUDGETS * config.outer.transport["sync_budget_seconds"], names)
     return Process(worker, rank, size, mesh, open_mesh(mesh, workers, device.type))
+
+
+def backend_of(device: torch.device) -> str:
+    """Return the backend of the process groups inside a worker whose ranks compute on such devices."""
+    return "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
 
 
 @contextmanager

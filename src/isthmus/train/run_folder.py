@@ -93,6 +93,11 @@ def join_parts(parts: list[dict[str, Any]]) -> dict[str, Any]:
 def write_summary(run_dir: Path, part: dict[str, Any], num_workers: int) -> None:
     """Write a worker's part, `worker-k.json`; who finds the parts of all workers joins them in `summary.json`."""
     write_file(run_dir / f"worker-{part['worker']}.json", json.dumps(part, indent=1))
+    join_summary(run_dir, num_workers)
+
+
+def join_summary(run_dir: Path, num_workers: int) -> None:
+    """Write `summary.json`, if the parts of all workers are there."""
     paths = [run_dir / f"worker-{k}.json" for k in range(num_workers)]
     if all(path.exists() for path in paths):
         parts = [json.loads(path.read_text()) for path in paths]

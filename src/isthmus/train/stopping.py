@@ -6,9 +6,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import FrameType
 from typing import Self
 
+from isthmus.signals import handled_by
 from isthmus.transport import PeerLost
 from isthmus.transport.shared_notes import Notes
 
@@ -50,21 +52,18 @@ class Stopping:
         self._published: int | None = None
         self._last: int | None = None
         self._error: PeerLost | None = None
+        self._handling = ExitStack()  # of signals
         self._watcher = threading.Thread(target=self._watch, name="isthmus-stopping", daemon=True)
 
     def __enter__(self) -> Self:
         """Listen for signals (where this is the main thread) and requests."""
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
-        else:
-            self._before = {}
+        self._handling.enter_context(handled_by(self._handle))
         self._watcher.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         """Restore the handlers of signals."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._handling.close()
         self._closed = True
         self._watcher.join(timeout=10 * _POLL_SECONDS)
 

@@ -24,7 +24,7 @@ from isthmus.train.lifecycle import ElasticLifecycle, Lifecycle
 from isthmus.train.metrics import MetricsFile, Totals
 from isthmus.train.process import Process, peers_named, restart_reasons
 from isthmus.train.reshard import load_resharded
-from isthmus.train.resume_check import already_finished
+from isthmus.train.resume_check import BEGIN, AlreadyFinished
 from isthmus.train.run_folder import make_run_dir, metrics_path, reason_of, write_file, write_summary
 from isthmus.train.trackers import Trackers
 from isthmus.train.worker_state import WorkerState
@@ -74,14 +74,15 @@ class Trainer:
         """The steps of the whole run that are done, by whoever took part."""
         return self.method.inner_steps
 
-    def restore(self) -> None:
-        """Go on from a checkpoint that the lifecycle chooses."""
+    def restore(self, may_begin: bool = False) -> None:
+        """Go on from a checkpoint that the lifecycle chooses; begin where that may be and no rank has any."""
         self.checkpoints.discard_half_done()
-        step, saved_bytes = self.lifecycle.choose_checkpoint(self.checkpoints.usable(), self.method.transport), 0
-        if step is not None:
+        usable = [BEGIN] if may_begin and not self.checkpoints.exist else self.checkpoints.usable()
+        step, saved_bytes = self.lifecycle.choose_checkpoint(usable, self.method.transport), 0
+        if step not in (None, BEGIN):
             state = load_resharded(self.checkpoints, step, self.model, self.inner_step.optimizer, self.method)
             if state["finished"] and step >= self.config.train.steps:
-                raise already_finished(self.run_dir, step)
+                raise AlreadyFinished(self.run_dir, step)
             if self.lifecycle.has_caught_up(self.method.state_dict()):
                 self.state.load_own(state)
             else:
@@ -108,7 +109,7 @@ class Trainer:
                         self._train_step()
                     else:
                         self._note(self.method.finish())
-            self._conclude()
+                self._conclude()
         except (TransportError, UserError) as error:
             self.metrics.write("fault", step=self.steps_done, reason=str(error))
             raise
@@ -274,4 +275,6 @@ class Trainer:
         if self.config.inner.micro_batch_size == "auto":
             (sample,) = data_set.validation(self.config.inner.batch_size, self.config.inner.batch_size)
             self.inner_step.micro_batch_size = find_fastest(self.inner_step, sample)
+            if self.config.inner.compile:
+                torch.compiler.reset()  # what was compiled serves all sizes that were tried, but none of them best
             _LOGGER.info("micro-batches of %d are the fastest here", self.inner_step.micro_batch_size)

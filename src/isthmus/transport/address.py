@@ -59,6 +59,16 @@ def is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
+def listening_for(address: str) -> str:
+    """Return what to listen on so that others reach this machine at an address: loopback for that, else all there is.
+
+    All, because a machine may be reached at an address that is not its own (a cloud's, a NAT's).
+    """
+    if is_loopback(address):
+        return address
+    return "::" if ":" in address else "0.0.0.0"
+
+
 def check_port(port: int) -> None:
     """Raise a `UserError` where this machine cannot listen on a port."""
     with socket.socket() as probe:

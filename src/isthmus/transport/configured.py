@@ -46,12 +46,16 @@ class ConfiguredTransport:
 
     @classmethod
     @contextmanager
-    def serve(cls, options: Mapping[str, Any], folder: Path) -> Iterator[dict[str, Any]]:
-        """Run a rendezvous for workers of this machine, where the options name none.
+    def serve(
+        cls, options: Mapping[str, Any], folder: Path, address: str = "127.0.0.1", port: int = 0
+    ) -> Iterator[dict[str, Any]]:
+        """Run a rendezvous on this machine, where the options name none.
 
         Args:
             options: of the configuration.
             folder: of the run.
+            address: at which the workers reach this machine; with that of loopback nobody else does.
+            port: to listen on; 0: any free one.
 
         Yields:
             Further options, with which workers find the rendezvous.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from isthmus.core.types import UserError
-from isthmus.link.handshake import num_bulk_lanes
+from isthmus.link.lane import num_bulk_lanes
 
 CollectiveKind = Literal["all_reduce", "all_gather", "all_to_all", "rendezvous"]
 PerLink = float | Sequence[Sequence[float]]  # one value for all links, or one per [sender][receiver]

@@ -140,7 +140,7 @@ class LinkPeers(BufferPeers):
 
         def wait() -> torch.Tensor:
             self._finish(group, what, number)
-            return result.view(-1).to(device)
+            return result.view(-1).to(device, non_blocking=True)  # from pinned memory, while the next ones come in
 
         return wait
 

@@ -20,7 +20,7 @@ import torch
 from typing_extensions import override
 
 from isthmus.core.types import Peers
-from isthmus.link.handshake import num_bulk_lanes
+from isthmus.link.lane import num_bulk_lanes
 from isthmus.transport.base import ElasticPart, PeerLost, Replica, TransportError
 from isthmus.transport.configured import ConfiguredTransport
 from isthmus.transport.link_model import Collective, CollectiveKind, LinkModel, PerLink

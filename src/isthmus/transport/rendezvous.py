@@ -7,6 +7,8 @@ import itertools
 import json
 import os
 import socket
+import time
+import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from isthmus.transport.link_end import LinkEnd, LinkOptions, member_at
 
 JOIN_BUDGETS = 10  # clusters do not start at the same moment: workers wait this many sync budgets for one another
 _SEEN_SECONDS = 5.0  # for the last ones to see what all have written
+_LOOK_SECONDS = 0.02  # between two looks whether rank 0 has come
 _LOOPBACK = ("localhost", "127.0.0.1")
 _num_stores = itertools.count()
 
@@ -83,6 +86,16 @@ class RankInfo(NamedTuple):
 _RANK_INFO = TypeAdapter(RankInfo)
 
 
+def follow_srun() -> None:
+    """Say as torchrun does, in the environment, what srun says of the ranks that it has started, if they are several.
+
+    A batch script sees the number of its job's tasks, too, though it is no task itself: only a step counts.
+    """
+    if "WORLD_SIZE" not in os.environ and os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+        for name, slurm in {"RANK": "PROCID", "LOCAL_RANK": "LOCALID", "WORLD_SIZE": "STEP_NUM_TASKS"}.items():
+            os.environ.setdefault(name, os.environ[f"SLURM_{slurm}"])
+
+
 def find_world() -> tuple[int, int]:
     """Return rank and number of ranks as torch.distributed says, or else the launcher, or else 0 and 1."""
     if dist.is_initialized():
@@ -112,7 +125,7 @@ def initialise(backend: str, timeout_seconds: float, names: Sequence[str]) -> No
     timeout = timedelta(seconds=timeout_seconds)
     try:
         with unconnected_gloo():  # between workers it is the link that connects
-            dist.init_process_group(backend, timeout=timeout, **_own_store(address, int(port), timeout))
+            dist.init_process_group(backend, timeout=timeout, **_own_store(address, int(port), timeout, names))
     except (OSError, RuntimeError, ValueError) as error:
         if "EADDRINUSE" in str(error) or getattr(error, "errno", 0) == errno.EADDRINUSE:
             raise UserError(f"port {port} is in use on this machine: set MASTER_PORT to a free one") from error
@@ -152,20 +165,17 @@ def _wait_for(store: Store, keys: list[str], names: Sequence[str], seconds: floa
         raise PeerLost(missing, f"{late} did not join within {seconds:g} s: {how}") from error
 
 
-def _own_store(address: str, port: int, timeout: timedelta) -> dict[str, Any]:
+def _own_store(address: str, port: int, timeout: timedelta, names: Sequence[str]) -> dict[str, Any]:
     """Return what `init_process_group` is told where its own way to a store would not do.
 
     Where all ranks are on this machine, torch's store would listen on all of its addresses. And where torchrun has
-    started the ranks again it keeps its store, and gloo would find there where the dead have listened. Agents on
-    several machines count their restarts each for itself, so there nothing names the present one.
+    started the ranks again it keeps its store, and they would find there where the dead have listened.
     """
-    restarts, agents = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), os.environ.get("GROUP_WORLD_SIZE")
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store: Store
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        if restarts == "0" or agents != "1":
-            return {}
-        store = PrefixStore(f"restart-{restarts}", TCPStore(address, port, is_master=False, timeout=timeout))
+        store = TCPStore(address, port, is_master=False, timeout=timeout)
+        store = _store_of_the_living(store, rank, names, timeout.total_seconds())
     elif address not in _LOOPBACK:
         return {}
     elif rank == 0:
@@ -174,6 +184,31 @@ def _own_store(address: str, port: int, timeout: timedelta) -> dict[str, Any]:
     else:
         store = TCPStore(address, port, is_master=False, timeout=timeout)
     return {"store": store, "rank": rank, "world_size": size}
+
+
+def _store_of_the_living(store: Store, rank: int, names: Sequence[str], seconds: float) -> Store:
+    """Return a part of a store in which nothing is from ranks of before, which torchrun has started again.
+
+    Its agents count that each for itself, so no number names the present ranks. Rank 0 names them anew; the others
+    answer with a name of their own, and know by seeing it repeated that this rank 0 is none of before.
+    """
+    own = uuid.uuid4().hex
+    if rank == 0:
+        answers = [f"{own}/{r}" for r in range(len(names))]
+        store.set(answers[0], own)
+        store.set("living", own)
+        _wait_for(store, answers, names, seconds)
+        store.set(f"{own}/all", " ".join(name.decode() for name in store.multi_get(answers)))
+        return PrefixStore(own, store)
+    deadline, living = time.monotonic() + seconds, ""
+    while time.monotonic() < deadline:
+        if store.check(["living"]) and (told := store.get("living").decode()) != living:
+            living = told
+            store.set(f"{living}/{rank}", own)
+        if living and store.check([f"{living}/all"]) and own in store.get(f"{living}/all").decode().split():
+            return PrefixStore(living, store)
+        time.sleep(_LOOK_SECONDS)
+    raise PeerLost([0], f"{names[0]} did not join within {seconds:g} s: have all {len(names)} ranks started?")
 
 
 def open_store() -> Store:

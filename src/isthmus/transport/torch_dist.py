@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from typing import Any, Literal
 
 from typing_extensions import override
@@ -24,6 +23,7 @@ from isthmus.transport.rendezvous import JOIN_BUDGETS, RankLayout, RankLink, fin
 from isthmus.transport.shared_config import check_shared_configs
 from isthmus.transport.shared_notes import Notes, SharedNotes
 from isthmus.transport.worker_group import SINGLE_RANK
+from isthmus.version import __version__
 
 _WORKER_BUDGETS = 10  # a rank may wait for others of its worker, whose messages take them several collectives
 
@@ -72,7 +72,7 @@ class TorchDist(ConfiguredTransport):
         self.backend = backend
         self._options = LinkOptions(host, port, announce, identity, trusted, via)
         self.shared_config = {
-            "isthmus version": version("isthmus"),
+            "isthmus version": __version__,
             "ranks per worker": str(ranks_per_worker),
             **(shared_config or {}),
         }

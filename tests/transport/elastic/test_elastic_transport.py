@@ -1,12 +1,14 @@
 """The rules of an elastic world, without training; workers are threads."""
 
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 from tests.local_membership import LocalMembership, LocalRendezvousServer
 
 from isthmus.core import UserError
+from isthmus.transport.base import Behind
 from isthmus.transport.elastic.transport import ElasticTransport
 
 
@@ -100,6 +102,91 @@ def test_more_than_half_must_be_there_unless_told_otherwise(expected, least):
     membership = LocalMembership(LocalRendezvousServer(), "w0")
     assert ElasticTransport(membership, expected_workers=expected).min_workers == least
     assert ElasticTransport(membership, expected_workers=expected, min_workers=1).min_workers == 1
+
+
+class Holder:
+    """What a worker serves: where it is in the run."""
+
+    def __init__(self, member):
+        self.member = member
+
+    def shared_state(self, wait_seconds):
+        state = self.member.history.state_dict()
+        return {"elastic_decided": state, "elastic": state, "inner_steps": self.member.position[-1]}
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        pytest.param([(1, 5), (12, 5)], id="it has read its checkpoint"),  # and all others were killed, too
+        pytest.param([(1, 5), (1, 6)], id="a sync was refused"),
+    ],
+)
+def test_who_goes_on_without_a_commit_gives_away_where_it_is_now(places):
+    """The others would be behind whenever they have caught up, and nobody could commit any more."""
+    server = LocalRendezvousServer()
+    donor, joiner = (ElasticTransport(LocalMembership(server, name), min_workers=2) for name in ("w0", "w1"))
+    for worker in (donor, joiner):
+        worker.join(Holder(worker.elastic))
+    got, waiting = [], None
+    with ThreadPoolExecutor(1) as pool:
+        for version, outer_step in places:
+            donor.elastic.load_state_dict({"version": version, "chain": f"after {version}", "contributed": {}})
+            donor.elastic.ask_for(outer_step, None)
+            waiting = waiting or pool.submit(donor.quorum, outer_step)
+            with pytest.raises(Behind, match=f"w0 are at version {version}"):
+                joiner.quorum(0)
+            state = joiner.elastic.catch_up(10**6)
+            joiner.elastic.load_state_dict(state["elastic"])
+            got.append((joiner.elastic.history.version, state["inner_steps"]))
+        for worker in (donor, joiner):
+            worker.leave()
+    assert got == places
+
+
+def test_where_the_leader_is_dead_the_others_go_on_from_their_own_state():
+    """It died while it waited at the engine, which tells of it all the same."""
+    server = LocalRendezvousServer()
+    workers = [
+        ElasticTransport(LocalMembership(server, f"w{k}"), min_workers=2, sync_budget_seconds=6.0) for k in range(3)
+    ]
+    for worker in workers:
+        worker.join(Holder(worker.elastic))
+    *others, dead = workers
+    both_are_behind = threading.Barrier(2)
+
+    def catch_up(worker):
+        with pytest.raises(Behind, match="w2 are at version 1"):
+            worker.quorum(0)
+        both_are_behind.wait(20)
+        server.kill("w2")
+        worker.elastic.load_state_dict(worker.elastic.catch_up(10**6)["elastic"])
+        return sorted(worker.quorum(0).weights), worker.elastic.history.version
+
+    with ThreadPoolExecutor(3) as pool:
+        dead.elastic.load_state_dict({"version": 1, "chain": "after 1", "contributed": {}})
+        waiting = pool.submit(dead.quorum, 0)
+        time.sleep(0.1)  # it waits for a majority
+        dead._link.close()
+        assert list(pool.map(catch_up, others)) == [([0.5, 0.5], 0)] * 2
+        for worker in workers:
+            worker.leave()
+        waiting.exception()
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_who_has_a_checkpoint_does_not_wait_for_everybody_for_long(resumes):
+    """Two of three that were killed come back: they are enough, and a new run would wait for the third."""
+    server, options = LocalRendezvousServer(), {"expected_workers": 3, "sync_budget_seconds": 0.5, "resumes": resumes}
+    workers = [ElasticTransport(LocalMembership(server, name), **options) for name in ("w0", "w1")]
+    for worker in workers:
+        worker.join(None)
+    with ThreadPoolExecutor(2) as pool:
+        meetings = [pool.submit(worker.quorum, 0) for worker in workers]
+        done, _ = wait(meetings, 3.0)
+        assert len(done) == (2 if resumes else 0)
+        for worker in workers:
+            worker.leave()
 
 
 class Foreign(LocalMembership):

@@ -184,6 +184,45 @@ def test_who_has_to_catch_up_does_not_hold_the_others_up(world):
     assert run.asked == [2, 2, 1]
 
 
+def ports(worker):
+    """The local ports of a worker's connections with its peers."""
+    channels = worker.peer_group._group.channels.values()
+    return {lane.connection.getsockname()[1] for channel in channels for lane in channel.lanes}
+
+
+def test_those_who_are_left_keep_their_connections(world):
+    run = world(3)
+    a, b, c = run.workers
+    for worker in run.workers:
+        worker.peer_group._arrival_seconds = 20.0  # of which a quarter is for the connections of before
+    before = ports(b)
+    run.take_away(c)
+    run.meet([a, b])
+    kept = ports(b)
+    assert kept < before
+    run.come("c")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(meet, run.workers[3])
+        time.sleep(0.5)
+        assert run.meet([a, b])[0] == list(waiting.result().members) == ["a", "b", "c"]
+    assert kept < ports(b)
+
+
+def test_those_who_lead_keep_their_group_when_one_comes_that_has_to_catch_up(world):
+    run = world(2)
+    a, b = run.workers
+    before = a.peer_group._group
+    run.come("c")
+    c = run.workers[2]
+    ahead = {"version": 1}
+    found = together(lambda: meet(a, **ahead), lambda: meet(b, **ahead), lambda: meet(c))
+    assert {each.id for each in found} == {found[0].id}
+    assert list(found[0].members) == ["a", "b", "c"]
+    assert a.peer_group._group is before
+    assert before.lost is None
+    assert c.peer_group.id == ""
+
+
 def test_what_cannot_be_read_is_left_to_the_engine(world):
     run = world(3)
     a, b, c = run.workers
@@ -205,7 +244,9 @@ def test_what_cannot_be_read_is_left_to_the_engine(world):
 )
 def test_only_where_no_two_parts_can_commit(min_workers, needs_majority, expected_workers, regroups):
     membership = LocalMembership(LocalRendezvousServer(), "a")
-    member = ElasticMember(membership, CommitHistory(None), {}, min_workers, needs_majority, expected_workers, 6.0)
+    member = ElasticMember(
+        membership, CommitHistory(None), {}, min_workers, needs_majority, expected_workers, 6.0, 60.0
+    )
     link = open_link()
     member.connect(SINGLE_RANK, link)
     assert member._regroup._is_allowed == regroups

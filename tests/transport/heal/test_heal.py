@@ -271,7 +271,7 @@ def test_over_links_that_trust_one_another():
     donor, joiner, stranger = links = [open_link() for _ in range(3)]
     donor.named = joiner.named = [donor.identity.fingerprint, joiner.identity.fingerprint]
     stranger.named = [donor.identity.fingerprint]
-    server = StateServer(lambda seconds: SNAPSHOT, chunk_bytes=CHUNK_BYTES)
+    server = StateServer(lambda seconds: SNAPSHOT, lambda: 0, chunk_bytes=CHUNK_BYTES)
     donor.serve("state", server.serve)
     try:
         for link, is_let_in in [(joiner, True), (stranger, False)]:
@@ -348,13 +348,13 @@ def test_several_joiners_share_a_snapshot(open_donor):
     assert calls == [7.0]
 
 
-def test_after_a_commit_joiners_get_the_new_state_and_may_still_finish_the_old_one(open_donor):
+def test_when_the_state_moves_on_joiners_get_the_new_one_and_may_still_finish_the_old_one(open_donor):
     states = [SNAPSHOT, make_snapshot(seed=1, name="v2"), make_snapshot(seed=2, name="v3")]
     provided = iter(states)
     donor = open_donor(lambda seconds: next(provided))
     for state in states[:2]:
         assert is_complete(get(donor.address), state)
-        donor.renew()
+        donor.version += 1
     assert is_complete(get(donor.address, want="v1"), states[0])
     assert is_complete(get(donor.address), states[2])
     with pytest.raises(TransportError, match="cannot make a snapshot: StopIteration"):

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -42,6 +41,7 @@ from isthmus.transport.elastic.worker_ranks import worker_name, worker_number
 from isthmus.transport.peers import BufferPeers
 from isthmus.transport.rendezvous import JOIN_BUDGETS
 from isthmus.transport.wire import all_gather_object
+from isthmus.version import __version__
 
 _DIAL_SECONDS, _PAUSE_SECONDS = 5.0, 0.2
 _POLL_SECONDS = 0.1
@@ -105,7 +105,7 @@ def _report(config: RunConfig, checks: list[Check]) -> Report:
         "checks": [asdict(check) for check in checks],
         "config": {key: str(value) for key, value in assemble.shared_keys(config).items()},
         "config_hash": assemble.config_hash(config),
-        "isthmus": {"version": version("isthmus")},
+        "isthmus": {"version": __version__},
         "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
         "data": {"fingerprint": data_fingerprint(config)} if assemble.is_elastic(config) else {},
         "tcp": tcp_settings(),

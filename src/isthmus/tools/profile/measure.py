@@ -13,6 +13,7 @@ from rich.table import Table
 
 from isthmus.config import RunConfig
 from isthmus.core import UserError
+from isthmus.core.cores import limit_threads
 from isthmus.data import open_batches
 from isthmus.tools.profile.inner_step import (
     MicroBatch,
@@ -61,6 +62,7 @@ def profile(config: RunConfig, round_trip_ms: float = 0.0) -> Profile:
     """
     if config.mesh.num_ranks > 1:
         raise UserError("only a worker of one rank is profiled: set mesh.shard, mesh.tp and mesh.pp to 1")
+    limit_threads()
     inner, seed = config.inner, config.train.seed
     spec = assemble.build_model_spec(config)
     data_set = assemble.open_data(config, spec)
@@ -75,6 +77,8 @@ def profile(config: RunConfig, round_trip_ms: float = 0.0) -> Profile:
     fastest = max(micro_batches, key=lambda tried: tried.samples_per_second).size
     size = _configured(inner.micro_batch_size, inner.batch_size, micro_batches, fastest)
     step.micro_batch_size = size
+    if inner.compile:
+        torch.compiler.reset()  # what was compiled serves all sizes that were tried, but training has one
 
     def train() -> None:
         step.set_progress(0)  # the same learning rate every time

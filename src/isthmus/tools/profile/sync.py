@@ -58,10 +58,12 @@ class _TimedCompressor(Compressor):
         return self._compressor.message_fraction(state)
 
     @override
-    def average(self, local: Tensors, state: State, peers: Peers) -> tuple[Tensors, Tensors]:
+    def average(
+        self, local: Tensors, state: State, peers: Peers, with_residual: bool = True
+    ) -> tuple[Tensors, Tensors]:
         drain()
         begin = time.perf_counter()
-        result = self._compressor.average(local, state, peers)
+        result = self._compressor.average(local, state, peers, with_residual)
         drain()
         self.seconds += time.perf_counter() - begin
         return result

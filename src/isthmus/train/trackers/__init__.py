@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from isthmus.config import RunConfig
@@ -26,5 +27,6 @@ def open_trackers(config: RunConfig, process: Process) -> Trackers:
         trackers.append(WeightsAndBiases(track.wandb, run_dir, worker, shared_keys(config)))
     if process.is_first_rank and track.prometheus_port is not None:
         labels = {"run": run_dir.name, "worker": str(process.worker)}
-        trackers.append(Prometheus(track.prometheus_port + process.worker, labels, config.train.steps))
+        on_this_machine = int(os.environ.get("LOCAL_RANK", "0")) // process.mesh.num_ranks
+        trackers.append(Prometheus(track.prometheus_port + on_this_machine, labels, config.train.steps))
     return Trackers(trackers)

@@ -15,7 +15,7 @@ from isthmus.train.metrics import Totals
 
 _LOGGER = logging.getLogger(__name__)
 _MOST_WAITING = 10_000  # events
-_PATIENCE_SECONDS = 30.0  # at the end of a run, for what is not told yet
+PATIENCE_SECONDS = 30.0  # at the end of a run, for what is not told yet
 _GROUPS = {"step": "train"}  # what events are called in charts, where not as in the metrics file
 
 _Job = Callable[["Tracker"], None]
@@ -56,11 +56,11 @@ class Trackers:
         if not self._thread:
             return
         with suppress(Full):
-            self._jobs.put(None, timeout=_PATIENCE_SECONDS)
-        self._thread.join(_PATIENCE_SECONDS)
+            self._jobs.put(None, timeout=PATIENCE_SECONDS)
+        self._thread.join(PATIENCE_SECONDS)
         if self._thread.is_alive():
             names = ", ".join(tracker.name for tracker in self._trackers)
-            _LOGGER.warning("%s: not everything was passed on within %.0f s", names, _PATIENCE_SECONDS)
+            _LOGGER.warning("%s: not everything was passed on within %.0f s", names, PATIENCE_SECONDS)
 
     def begin(self, step: int, totals: Totals) -> None:
         """Begin with a run that goes on after `step`; comes before the first event."""

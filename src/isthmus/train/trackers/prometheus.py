@@ -1,4 +1,7 @@
-"""A worker's figures for Prometheus: `/metrics`, read when it asks for them, and `/healthz` for whoever restarts it."""
+"""A worker's figures for Prometheus: `/metrics`, read when it asks for them.
+
+Beside them are `/healthz` for whoever restarts it, and `/readyz` for whoever waits until it takes part.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +65,7 @@ class Prometheus(Tracker):
     def __init__(self, port: int, labels: Mapping[str, str], planned_steps: int) -> None:
         self.evaluation = dict[str, float]()  # what the last one found, by name; only worker 0 evaluates
         self._totals = Totals()
+        self._at_start = replace(self._totals)
         self._faults = 0
         self._gauges: dict[str, float] = {"participating": 0, "outer_version": 0, "step": 0}
         self._gauges |= {"planned_steps": planned_steps, "last_event_timestamp_seconds": time.time()}
@@ -77,7 +81,7 @@ class Prometheus(Tracker):
 
     @override
     def begin(self, step: int, totals: Totals) -> None:
-        self._totals = totals
+        self._totals, self._at_start = totals, replace(totals)
         self._gauges["step"] = step
 
     @override
@@ -112,11 +116,19 @@ class Prometheus(Tracker):
         known = vars(totals) | own | {"faults": self._faults}
         return {name: known[name] for name in COUNTERS}
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the worker takes part: it has taken a step or committed a sync since it was started."""
+        now, before = self._totals, self._at_start
+        committed = (now.num_syncs - now.refused_syncs) - (before.num_syncs - before.refused_syncs)
+        return now.steps > before.steps or committed > 0
+
     def health(self) -> dict[str, Any]:
         """Return whether and how the worker trains, in a few figures."""
         gauges, counters = self.gauges(), self.counters()
         return {
             "alive": True,
+            "ready": self.is_ready,
             "participating": bool(gauges["participating"]),
             "step": gauges["step"],
             "planned_steps": gauges["planned_steps"],
@@ -169,10 +181,12 @@ class _Handler(BaseHTTPRequestHandler):
                 exposition = need("prometheus_client.exposition")
                 encode, kind = exposition.choose_encoder(self.headers.get("Accept", ""))
                 self._answer(200, kind, encode(self._registry))
-            case "/healthz":
-                self._answer(200, "application/json", json.dumps(self._figures.health()).encode() + b"\n")
+            case "/healthz" | "/readyz" as path:
+                health = self._figures.health()
+                status = 200 if path == "/healthz" or health["ready"] else 503
+                self._answer(status, "application/json", json.dumps(health).encode() + b"\n")
             case _:
-                self._answer(404, "text/plain", b"there are /metrics and /healthz\n")
+                self._answer(404, "text/plain", b"there are /metrics, /healthz and /readyz\n")
 
     @override
     def log_message(self, format: str, *arguments: Any) -> None:

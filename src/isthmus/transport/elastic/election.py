@@ -1,13 +1,15 @@
-"""Pure functions of the member infos that decide which workers take part in a sync, and with which weight."""
+"""Pure functions of what members tell: who takes part in a sync, with which weight and after how many steps."""
 
 from __future__ import annotations
 
 from collections import Counter
+from statistics import median_low
 from typing import Literal
 
 from isthmus.transport.elastic.member_info import MemberInfo
 
 Weighting = Literal["uniform", "samples", "samples_per_step"]
+_MOST_TIMES_FASTER = 32  # than the median a worker may be, as far as it decides how many steps others take
 
 
 def leaders(members: dict[str, MemberInfo]) -> list[str]:
@@ -62,3 +64,15 @@ def weigh(members: dict[str, MemberInfo], names: list[str], weighting: Weighting
     amounts = [amount(members[name]) for name in names]
     total = sum(amounts)
     return [each / total for each in amounts] if total > 0 else [1 / len(names) for _ in names]
+
+
+def share_of_fastest(speeds: dict[str, float], name: str) -> float:
+    """Return a worker's share of the fastest worker's speed, in (0, 1]: 1 where its own is not known.
+
+    A worker that claims to be far faster than the median counts as `_MOST_TIMES_FASTER` times it, so that nobody can
+    keep the others from training.
+    """
+    own, known = speeds.get(name, 0.0), [each for each in speeds.values() if each > 0]
+    if own <= 0:
+        return 1.0
+    return min(1.0, own / min(max(known), _MOST_TIMES_FASTER * median_low(known)))

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from statistics import median_low
 from typing import Any
 
 from typing_extensions import override
@@ -17,7 +16,7 @@ from isthmus.core.types import State, WorkerGroup
 from isthmus.link import Member, MemberLost
 from isthmus.transport.base import Behind, ElasticPart, Leaving, RankLost, TransportError
 from isthmus.transport.elastic import rank_consensus
-from isthmus.transport.elastic.election import leaders
+from isthmus.transport.elastic.election import leaders, share_of_fastest
 from isthmus.transport.elastic.history import CommitHistory
 from isthmus.transport.elastic.member_info import MemberInfo, member_of, read_told
 from isthmus.transport.elastic.membership import Membership, Rendezvous
@@ -32,7 +31,6 @@ from isthmus.transport.worker_group import SINGLE_RANK
 _LOGGER = logging.getLogger(__name__)
 STATE = "state"  # the service of the link that hands it to those who have to catch up
 PAUSE_SECONDS = 0.2  # before looking again for workers that are missing
-_MOST_TIMES_FASTER = 32  # than the median a worker may be, as far as it decides how many steps others take
 _MIN_STATE_BYTES_PER_SECOND = 1e6  # a state that arrives more slowly is given up
 
 
@@ -40,7 +38,8 @@ class ElasticMember(ElasticPart):
     """A worker among others that come and go; see `ElasticPart` for what the outer loop asks of it.
 
     With fewer than `min_workers` nobody commits, nor, where `needs_majority`, with half or fewer of those who made the
-    last commit; a new run waits for `expected_workers`. Only who has the flat `shared_config` is handed a state.
+    last commit; who has seen no commit yet waits `start_seconds` for `expected_workers`. Only who has the flat
+    `shared_config` is handed a state.
     """
 
     def __init__(
@@ -52,11 +51,12 @@ class ElasticMember(ElasticPart):
         needs_majority: bool,
         expected_workers: int,
         sync_budget_seconds: float,
+        start_seconds: float,
     ) -> None:
         self.membership, self.history, self.shared_config = membership, history, shared_config
         self.min_workers, self.expected_workers = min_workers, expected_workers
         self.needs_majority = needs_majority
-        self.sync_budget_seconds = sync_budget_seconds
+        self.sync_budget_seconds, self._start_seconds = sync_budget_seconds, start_seconds
         self.worker_group = SINGLE_RANK
         self.leaving = threading.Event()
         self.replicated_state = history.replicated_state
@@ -65,7 +65,7 @@ class ElasticMember(ElasticPart):
         self._regroup: Regroup
         self._links: list[dict[str, str]] = []  # `LinkEnd.place` of all ranks of this worker
         self.addresses = list[str]()
-        self._start_deadline = 0.0  # until then a new run waits for all its workers
+        self._start_deadline = 0.0  # until then those who have seen no commit wait for all workers
         self._outer_step, self._proposal = 0, None  # of the sync that this worker asks for
         self._speed = 0.0  # inner steps a second
         self._speeds = dict[str, float]()  # of all members, at the last commit
@@ -75,6 +75,11 @@ class ElasticMember(ElasticPart):
         self._healed = False  # this worker has caught up, and has been in no commit since
         self._download_seconds = self._adopt_seconds = 0.0  # of catching up, until this worker takes part in a commit
         self._downloaded_at = 0.0
+
+    @property
+    def position(self) -> tuple[int, str, int]:
+        """What decides whether others lead this worker, or it leads them: see `leaders`."""
+        return self.history.version, self.history.chain, self._outer_step
 
     @property
     def peer_group(self) -> PeerGroup:
@@ -92,7 +97,7 @@ class ElasticMember(ElasticPart):
             self.membership.connect(link)
         self._links = worker_group.all_gather_object(link.place)
         self.addresses = [link["address"] for link in self._links]
-        self._start_deadline = time.monotonic() + JOIN_BUDGETS * self.sync_budget_seconds
+        self._start_deadline = time.monotonic() + self._start_seconds
 
     def ask_for(self, outer_step: int, proposal: Any) -> None:
         """Set the sync that this worker asks for at its next rendezvous, and what it wants committed with it."""
@@ -144,11 +149,7 @@ class ElasticMember(ElasticPart):
     @property
     @override
     def relative_speed(self) -> float:
-        own, known = self._speeds.get(self.membership.name, 0.0), [each for each in self._speeds.values() if each > 0]
-        if own <= 0:
-            return 1.0
-        # one who claims too much must not keep the others from training
-        return min(1.0, own / min(max(known), _MOST_TIMES_FASTER * median_low(known)))
+        return share_of_fastest(self._speeds, self.membership.name)
 
     @override
     def report_speed(self, steps_per_second: float) -> None:
@@ -204,7 +205,7 @@ class ElasticMember(ElasticPart):
         self.history.load_state_dict(state_dict)
 
     def _meet(self, info: MemberInfo, wait_seconds: float) -> Rendezvous:
-        """Come to a rendezvous with those who can be reached: nobody counts who died or went away while it waited."""
+        """Come to a rendezvous whose leaders can be reached: none of them died or went away while it waited."""
         deadline = time.monotonic() + wait_seconds
         while True:
             found = self._regroup.meet(info)
@@ -227,7 +228,7 @@ class ElasticMember(ElasticPart):
                 )
             self.peer_group.admit(found)
             try:
-                self.peer_group.connect(found, list(found.members))
+                self.peer_group.connect(found, leaders(found.members))
             except MemberLost as lost:
                 if time.monotonic() > deadline:
                     problem = f"of {', '.join(found.members)} not all came: {lost}"

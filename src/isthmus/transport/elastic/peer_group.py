@@ -90,11 +90,15 @@ class PeerGroup:
         """Connect with workers of a rendezvous, all of whom do the same at this moment, or ask whether they are there.
 
         Whether they are turns out with the first collective: to wait for it here would take the time of one way across.
+        A worker that is none of them, because it has to catch up, leaves its peers to them.
 
         Raises:
-            MemberLost: somebody is not.
+            MemberLost: somebody is not there.
         """
         if self._looked_at == (found.id, names):
+            return
+        if self._name not in names:
+            self.close()
             return
         groups = {found.members[name]["groups"][self._rank] for name in names}
         if groups == {self._id} and names == self.names:

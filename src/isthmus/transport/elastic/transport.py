@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-from importlib.metadata import version
 from typing import Any
 
 from typing_extensions import override
@@ -25,6 +24,7 @@ from isthmus.transport.link_peers import LinkWorkerGroup
 from isthmus.transport.rendezvous import JOIN_BUDGETS
 from isthmus.transport.shared_notes import Notes
 from isthmus.transport.worker_group import SINGLE_RANK
+from isthmus.version import __version__
 
 
 class ElasticTransport(ConfiguredTransport):
@@ -47,6 +47,8 @@ class ElasticTransport(ConfiguredTransport):
         link_options: of this worker's end of the link.
         towards: a host on the way to the others.
         replicated_state: what moves with the commits.
+        resumes: this worker has a checkpoint to go on from. It waits for `expected_workers` no longer than one attempt
+            at a sync may take.
         ranks_per_worker: all of them are in this world. The first comes to the rendezvous; what follows from the infos
             that it was told each works out for itself, and syncs with those who hold the same part of the model.
     """
@@ -65,6 +67,7 @@ class ElasticTransport(ConfiguredTransport):
         towards: str = "127.0.0.1",
         replicated_state: ReplicatedState | None = None,
         ranks_per_worker: int = 1,
+        resumes: bool = False,
     ) -> None:
         needs_majority = min_workers is None
         min_workers = (expected_workers or 1) // 2 + 1 if min_workers is None else min_workers
@@ -79,10 +82,17 @@ class ElasticTransport(ConfiguredTransport):
         self._link: LinkEnd | None = None
         self.num_workers = expected_workers or min_workers
         ranks = {"ranks per worker": str(ranks_per_worker)}
-        shared_config = {"isthmus version": version("isthmus"), **ranks, **(shared_config or {})}
+        shared_config = {"isthmus version": __version__, **ranks, **(shared_config or {})}
         history = CommitHistory(replicated_state)
         self.elastic = ElasticMember(
-            membership, history, shared_config, min_workers, needs_majority, self.num_workers, sync_budget_seconds
+            membership,
+            history,
+            shared_config,
+            min_workers,
+            needs_majority,
+            self.num_workers,
+            sync_budget_seconds,
+            start_seconds=sync_budget_seconds * (1 if resumes else JOIN_BUDGETS),
         )
         self.worker_group = SINGLE_RANK
         self._slow_joiners = SlowJoiners(JOIN_BUDGETS * sync_budget_seconds)
@@ -102,7 +112,7 @@ class ElasticTransport(ConfiguredTransport):
 
         seconds = self.sync_budget_seconds
         self.worker_group = connect_worker_group(self.limits.ranks_per_worker, seconds, self._link_options)
-        self._server = StateServer(provide, provide_seconds=2 * seconds)
+        self._server = StateServer(provide, lambda: self.elastic.position, provide_seconds=2 * seconds)
         options = self._link_options.of_rank(self.worker_group.rank)
         self._link = LinkEnd(options, self._towards, min(0.5, seconds / 20), min(8.0, seconds / 7.5))
         self._link.serve(STATE, self._server.serve)
@@ -147,7 +157,6 @@ class ElasticTransport(ConfiguredTransport):
         if result.committed:
             history.append(self._outer_step, found, self._names, peers.weights)
             member.note_commit(found, self._names)
-            self._server.renew()
             self._slow_joiners.start()
         return result.committed
 

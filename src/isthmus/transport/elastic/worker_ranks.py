@@ -13,16 +13,33 @@ from isthmus.transport.link_peers import LinkWorkerGroup
 from isthmus.transport.rendezvous import JOIN_BUDGETS, RankLink, find_world, initialise
 from isthmus.transport.worker_group import SINGLE_RANK
 
+_OFFSET = "ISTHMUS_WORKER_OFFSET"
+# what launchers and schedulers set, in the order of precedence; see docs/elasticity.md
+_RANKS = ("RANK",)
+_WORKERS = ("JOB_COMPLETION_INDEX", "SLURM_ARRAY_TASK_ID")
+_TASKS = ("SLURM_PROCID", "SKYPILOT_NODE_RANK", "DSTACK_NODE_RANK")
 _WORKER_BUDGETS = 2 * JOIN_BUDGETS  # the first rank may wait so long for the other workers, and the others for it
 
 
 def worker_number(ranks_per_worker: int = 1) -> int:
-    """Return the number of this worker: ISTHMUS_WORKER, or where a worker has one rank RANK."""
-    default = os.environ.get("RANK", "0") if ranks_per_worker == 1 else "0"
-    number = os.environ.get("ISTHMUS_WORKER", default)
-    if not number.isdecimal():
-        raise UserError(f"ISTHMUS_WORKER is {number!r}: it should be this worker's number, from 0 on")
-    return int(number)
+    """Return the number of this worker: ISTHMUS_WORKER, or what started it says, plus ISTHMUS_WORKER_OFFSET.
+
+    Those who start workers count from 0 at every site, so each site has its offset. What counts the ranks inside a
+    worker of several says nothing about the worker.
+    """
+    if "ISTHMUS_WORKER" in os.environ:
+        return _read_number("ISTHMUS_WORKER", "this worker's number")
+    counted = (*_RANKS, *_WORKERS, *_TASKS) if ranks_per_worker == 1 else _WORKERS
+    offset = _read_number(_OFFSET, "the number of this site's first worker") if _OFFSET in os.environ else 0
+    found = [_read_number(name, "a number that a scheduler gives") for name in counted if name in os.environ]
+    return offset + (found[0] if found else 0)
+
+
+def _read_number(name: str, what: str) -> int:
+    value = os.environ[name]
+    if not value.isdecimal():
+        raise UserError(f"{name} is {value!r}: it should be {what}, from 0 on")
+    return int(value)
 
 
 def worker_name(ranks_per_worker: int = 1) -> str:

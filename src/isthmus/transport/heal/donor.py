@@ -24,12 +24,13 @@ _SIGN_OF_LIFE_SECONDS = 0.5  # while a snapshot is being made
 class StateServer:
     """Serves snapshots of this worker's state to joiners.
 
-    Joiners that ask at the same time share one snapshot. It is kept until nobody has asked for a part of it for a
-    while, so a joiner whose connection broke can go on with it.
+    Joiners that ask while the state stays the same share one snapshot. It is kept until nobody has asked for a part of
+    it for a while, so a joiner whose connection broke can go on with it.
 
     Args:
         provide: makes a consistent snapshot, in a thread of the server; blocks until training allows it, at most the
             given `provide_seconds`, then raises.
+        version: returns what differs as soon as the state moves on; an older snapshot is for those alone who name it.
         keep_seconds: how long a snapshot, or a connection, is kept idle.
         chunk_bytes: equal on all workers, at most 16 MiB.
     """
@@ -37,21 +38,18 @@ class StateServer:
     def __init__(
         self,
         provide: Provide,
+        version: Callable[[], object],
         *,
         provide_seconds: float = 60.0,
         keep_seconds: float = 60.0,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self._keep_seconds = keep_seconds
-        self._snapshots = _SnapshotCache(provide, provide_seconds, keep_seconds, chunk_bytes)
+        self._snapshots = _SnapshotCache(provide, version, provide_seconds, keep_seconds, chunk_bytes)
         self._connections = set[socket.socket]()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._sweep, name="isthmus-donor", daemon=True)
         self._thread.start()
-
-    def renew(self) -> None:
-        """Forget the newest snapshot, since the state has moved on: whoever asks for any from now on gets a new one."""
-        self._snapshots.renew()
 
     def is_serving(self) -> bool:
         """Return whether any joiner is connected."""
@@ -109,18 +107,28 @@ class StateServer:
 class _SnapshotCache:
     """Makes snapshots, and keeps them ready to be sent."""
 
-    def __init__(self, provide: Provide, provide_seconds: float, keep_seconds: float, chunk_bytes: int) -> None:
-        self._provide, self._provide_seconds = provide, provide_seconds
+    def __init__(
+        self,
+        provide: Provide,
+        version: Callable[[], object],
+        provide_seconds: float,
+        keep_seconds: float,
+        chunk_bytes: int,
+    ) -> None:
+        self._provide, self._version, self._provide_seconds = provide, version, provide_seconds
         self._keep_seconds, self._chunk_bytes = keep_seconds, chunk_bytes
         self._lock, self._providing = threading.Lock(), threading.Lock()
         self._kept: dict[str, Future[Outgoing]] = {}  # by id, oldest first; all of them done
         self._used_at: dict[str, float] = {}
-        self._newest: str | None = None  # of those kept, as long as the state has not moved on
+        self._newest: str | None = None  # of those kept
         self._coming: Future[Outgoing] | None = None
+        self._seen: object = None  # the version of the state when the newest, or the one to come, was begun
 
     def ask(self, want: str | None) -> Future[Outgoing]:
         """Return the snapshot `want`, or where it is None or not kept a new one, which all who ask meanwhile share."""
         with self._lock:
+            if (version := self._version()) != self._seen:  # what is being made goes to those who wait for it already
+                self._newest, self._coming, self._seen = None, None, version
             kept = self._use(self._newest if want is None else want)
             if kept is not None:
                 return kept
@@ -134,11 +142,6 @@ class _SnapshotCache:
         with self._lock:
             kept = self._use(want)
         return None if kept is None else kept.result()
-
-    def renew(self) -> None:
-        """Forget which one is the newest; what is being made goes only to those who wait for it already."""
-        with self._lock:
-            self._newest = self._coming = None
 
     def sweep(self) -> None:
         """Drop what nobody has used for a while."""

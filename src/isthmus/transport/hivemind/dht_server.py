@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from isthmus.core.types import UserError
+from isthmus.signals import handled_by
+from isthmus.transport.address import listening_for
 from isthmus.transport.hivemind.libp2p import Node
 from isthmus.transport.hivemind.node_settings import NodeSettings
 from isthmus.transport.trust import Trust
@@ -17,9 +19,12 @@ _START_SECONDS = 60.0  # to look for the initial peers
 
 
 @contextmanager
-def first_peer(identity: Path) -> Iterator[list[str]]:
-    """Run a first peer for workers on this machine; yields its addresses."""
-    node = Node(NodeSettings(identity, listen=("/ip4/127.0.0.1/tcp/0",)))
+def first_peer(identity: Path, address: str, port: int) -> Iterator[list[str]]:
+    """Run a first peer for workers that reach this machine at an address; yields where its peer is."""
+    family = "ip6" if ":" in address else "ip4"
+    listen = f"/{family}/{listening_for(address)}/tcp/{port}"
+    announce = (f"/{family}/{address}/tcp/{port}",) if port else ()
+    node = Node(NodeSettings(identity, listen=(listen,), announce=announce))
     try:
         node.start(Trust(), _START_SECONDS)
         yield node.call(node.addresses())
@@ -35,18 +40,19 @@ def serve_dht(settings: NodeSettings, key: str | None = None, trusted: str | Non
     if (key is None) != (trusted is None):
         raise UserError("give both --key and --trusted, or the run's secret, or none of them")
     trust = Trust(key, trusted)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    node = Node(settings)
-    try:
-        node.start(trust, _START_SECONDS)
-        addresses = node.call(node.addresses())
-        remote = [address for address in addresses if not address.startswith(("/ip4/127.", "/ip6/::1/"))] or addresses
-        print("dht: a first peer at " + ", ".join(addresses))
-        print(f"     workers join it with --set outer.transport.initial_peers=[{','.join(remote)}]")
-        print("     Ctrl-C ends it", flush=True)
-        threading.Event().wait()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        node.stop()
-        signal.signal(signal.SIGTERM, before)
+    with handled_by(signal.default_int_handler):
+        node = Node(settings)
+        try:
+            node.start(trust, _START_SECONDS)
+            addresses = node.call(node.addresses())
+            remote = [
+                address for address in addresses if not address.startswith(("/ip4/127.", "/ip6/::1/"))
+            ] or addresses
+            print("dht: a first peer at " + ", ".join(addresses))
+            print(f"     workers join it with --set outer.transport.initial_peers=[{','.join(remote)}]")
+            print("     Ctrl-C ends it", flush=True)
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            node.stop()

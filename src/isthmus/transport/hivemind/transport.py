@@ -68,6 +68,7 @@ class HivemindTransport(ElasticTransport):
         expected_workers: int | None = None,
         replicated_state: ReplicatedState | None = None,
         ranks_per_worker: int = 1,
+        resumes: bool = False,
     ) -> None:
         # hivemind takes seconds to import, and may not be installed
         from isthmus.transport.hivemind.membership import HivemindMembership
@@ -87,19 +88,22 @@ class HivemindTransport(ElasticTransport):
             towards=initial_peers[0].split("/")[2] if initial_peers else INTERNET,  # of /ip4/HOST/...
             replicated_state=replicated_state,
             ranks_per_worker=ranks_per_worker,
+            resumes=resumes,
         )
 
     @override
     @classmethod
     @contextmanager
-    def serve(cls, options: Mapping[str, Any], folder: Path) -> Iterator[dict[str, Any]]:
+    def serve(
+        cls, options: Mapping[str, Any], folder: Path, address: str = "127.0.0.1", port: int = 0
+    ) -> Iterator[dict[str, Any]]:
         if options["initial_peers"]:
             yield {}
             return
         from isthmus.transport.hivemind.dht_server import first_peer
 
         keys = folder / "identity"
-        with first_peer(keys / "first-peer.key") as addresses:
+        with first_peer(keys / "first-peer.key", address, port) as addresses:
             yield {"initial_peers": addresses, "identity_folder": options["identity_folder"] or str(keys)}
 
     @override

@@ -22,6 +22,7 @@ BEAT_SECONDS = 1.0
 DEAD_SECONDS = 5.0
 _ATTEMPT_SECONDS = 2.0  # one attempt at a connection: Ctrl-C works between two
 _SPARE_SECONDS = 5.0  # for the way to the lighthouse and back
+_RETRY_SECONDS = 0.1
 
 
 @contextmanager
@@ -107,7 +108,7 @@ class LighthouseConnection:
                         f"no lighthouse answered at {self.address} for {seconds:g} s: is `isthmus lighthouse` running "
                         f"there, and can this machine reach that port? ({_readable(error)})"
                     ) from error
-                time.sleep(0.1)
+                time.sleep(_RETRY_SECONDS)
         self._thread.start()
 
     def ask(
@@ -118,25 +119,33 @@ class LighthouseConnection:
         data: dict[str, Any],
         gives_up: Callable[[], bool] = lambda: False,
     ) -> Any:
-        """Wait for a quorum with this worker in it; return a `torchft._torchft.Quorum`."""
-        client, timeout = self._client, timedelta(seconds=seconds)
+        """Wait for a quorum with this worker in it; return a `torchft._torchft.Quorum`.
+
+        A lighthouse that is away may come back: it is asked until the time is over.
+        """
+        client, deadline = self._client, time.monotonic() + seconds
         if client is None:
             raise TransportError("this worker has not connected, or has left")
-        try:
-            return calls.call(
-                seconds + _SPARE_SECONDS,
-                lambda: client.quorum(self.name, timeout, store_address=store_address, data=data),
-                gives_up,
-            )
-        except TimeoutError as error:
-            raise TransportError(
-                f"no rendezvous within {seconds:.1f} s: too few came, of the workers that the lighthouse at "
-                f"{self.address} regards as alive"
-            ) from error
-        except RuntimeError as error:
-            if isinstance(error, NoAnswer):
+
+        def quorum() -> Any:
+            left = timedelta(seconds=max(0.1, deadline - time.monotonic()))
+            return client.quorum(self.name, left, store_address=store_address, data=data)
+
+        while True:
+            try:
+                return calls.call(max(0.1, deadline - time.monotonic()) + _SPARE_SECONDS, quorum, gives_up)
+            except TimeoutError as error:
+                raise TransportError(
+                    f"no rendezvous within {seconds:.1f} s: too few came, of the workers that the lighthouse at "
+                    f"{self.address} regards as alive"
+                ) from error
+            except NoAnswer as error:
                 raise TransportError(f"the lighthouse at {self.address}: {error}") from error
-            raise TransportError(f"the lighthouse at {self.address} does not answer ({_readable(error)})") from error
+            except RuntimeError as error:
+                if time.monotonic() > deadline:
+                    problem = f"does not answer ({_readable(error)})"
+                    raise TransportError(f"the lighthouse at {self.address} {problem}") from error
+            time.sleep(_RETRY_SECONDS)
 
     def close(self) -> None:
         """Stop the heartbeats: the lighthouse forgets this worker within its `dead_seconds`."""

@@ -11,7 +11,7 @@ from typing import Any
 from typing_extensions import override
 
 from isthmus.core.types import UserError
-from isthmus.transport.address import resolve, split_address
+from isthmus.transport.address import join_address, listening_for, resolve, split_address
 from isthmus.transport.base import ReplicatedState
 from isthmus.transport.configured import Finding
 from isthmus.transport.elastic.election import Weighting
@@ -55,6 +55,7 @@ class TorchFTTransport(ElasticTransport):
         expected_workers: int | None = None,
         replicated_state: ReplicatedState | None = None,
         ranks_per_worker: int = 1,
+        resumes: bool = False,
     ) -> None:
         from isthmus.transport.torchft.membership import TorchFTMembership
 
@@ -74,17 +75,21 @@ class TorchFTTransport(ElasticTransport):
             towards=split_address(lighthouse)[0],
             replicated_state=replicated_state,
             ranks_per_worker=ranks_per_worker,
+            resumes=resumes,
         )
 
     @override
     @classmethod
     @contextmanager
-    def serve(cls, options: Mapping[str, Any], folder: Path) -> Iterator[dict[str, Any]]:
+    def serve(
+        cls, options: Mapping[str, Any], folder: Path, address: str = "127.0.0.1", port: int = 0
+    ) -> Iterator[dict[str, Any]]:
         if options["lighthouse"] is not None:
             yield {}
             return
-        with run_lighthouse("127.0.0.1:0", grace_seconds=options["grace_seconds"]) as port:
-            yield {"lighthouse": f"127.0.0.1:{port}"}
+        bind = join_address(listening_for(address), port)
+        with run_lighthouse(bind, grace_seconds=options["grace_seconds"]) as listens_on:
+            yield {"lighthouse": join_address(address, listens_on)}
 
     @override
     @classmethod
