@@ -69,6 +69,27 @@ def test_the_way_that_has_worked_is_taken_at_once_the_next_time(ends, silent):
         assert number == 0 or took < 0.9
 
 
+def test_who_has_finished_and_leaves_lets_the_others_finish_through_it(ends, soon, silent):
+    links = ends.add(3)
+    ends.hidden = dict.fromkeys(links[1:], silent)
+    groups = ends.open()
+    assert links[0]._relay._splices._ends
+    came = bytearray(5)
+    groups[0].wait(groups[0].start(nothing(3), nothing(3)), 10)
+    numbers = [groups[1].start(nothing(3), [*nothing(2), memoryview(came)])]
+    leaving = threading.Thread(target=links[0].close)
+    leaving.start()
+    time.sleep(0.5)
+    numbers.append(groups[2].start([memoryview(b""), memoryview(b"hello"), memoryview(b"")], nothing(3)))
+    for group, number in zip(groups[1:], numbers, strict=True):
+        group.wait(number, 10)
+    assert came == b"hello"
+    for link in links[1:]:
+        link.close()
+    leaving.join(1)
+    assert not leaving.is_alive()
+
+
 def test_two_links_that_nobody_can_reach_meet_at_a_relay_that_reads_nothing(ends, soon, silent, monkeypatch):
     passed_on = bytearray()
     pass_on = splice._End.send

@@ -23,6 +23,7 @@ from isthmus.link.reach import REGISTER, Reach
 from isthmus.link.relay import Relay
 
 _CLOSE_SECONDS = 1.0  # for the others to read why, and to close
+_LEAVE_SECONDS = 3.0  # for members that reach one another through this link to finish what this one has finished
 _SOON_SECONDS = 1.5  # whoever has not come by then may not be able to reach this link
 _TAKE_SECONDS = 1.0  # for the lanes of a former group; then new ones are opened
 _TICKS_A_CONTROL_BEAT = 4
@@ -156,7 +157,7 @@ class Link:
         for group in groups:
             group.close()
         self._reach.close()
-        self._relay.close()
+        self._relay.close(_LEAVE_SECONDS if groups else 0.0)
         self._welcome.close()
         self._stopped = True
         self._poller.wake()

@@ -114,8 +114,11 @@ class Relay:
             for each in pending.here.values():
                 each.close()
 
-    def close(self) -> None:
-        """End all registrations, and all connections that are passed on. A second call does nothing."""
+    def close(self, seconds: float) -> None:
+        """End all registrations, and, after so many seconds at most, all connections that are passed on.
+
+        A second call does nothing.
+        """
         with self._changed:
             self._closed = True
             for control in self._controls:
@@ -125,7 +128,7 @@ class Relay:
                     connection.close()
             self._pending.clear()
             self._changed.notify_all()
-        self._splices.close()
+        self._splices.close(seconds)
 
     def _register(self, link_id: str, control: Control) -> None:
         with self._changed:

@@ -14,6 +14,7 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _BUFFER_BYTES = 1 << 18
 _HALF_OPEN_SECONDS = 10.0  # after which a pair ends of which one end has ended
 _LOOK_SECONDS = 0.2
+_PAUSE_SECONDS = 0.02
 _MANY = 1 << 16  # descriptors, where there is no limit
 
 
@@ -78,8 +79,11 @@ class Splices:
                 self._thread = threading.Thread(target=self._run, name="isthmus-splice", daemon=True)
                 self._thread.start()
 
-    def close(self) -> None:
-        """End all pairs. A second call does nothing."""
+    def close(self, seconds: float = 0.0) -> None:
+        """End all pairs, those that are in use after so many seconds at most. A second call does nothing."""
+        until = time.monotonic() + seconds
+        while self._ends and not self._closed and time.monotonic() < until:
+            time.sleep(_PAUSE_SECONDS)
         with self._lock:
             self._closed = True
         if self._thread is not None:
