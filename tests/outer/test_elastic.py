@@ -102,9 +102,8 @@ def test_who_needs_several_rounds_to_catch_up_is_waited_for_once(monkeypatch, ca
     assert min(seconds) > 3, seconds
     without = [report for report in reports["worker-0"] if report.num_peers == 2 and report.seconds > 1]
     assert len(without) >= 2  # rounds that the first download took; the engine's grace of 1.5 s is in them
-    assert [report.num_peers for report in reports["worker-2"] if report.committed][:2] == [3, 3]
-    held = [report for report in reports["worker-0"] if report.seconds > 2.5]
-    assert [report.num_peers for report in held] == [3]
+    assert [report.num_peers for report in reports["worker-2"] if report.committed].count(3) > 2
+    assert 3 in [report.num_peers for report in reports["worker-0"] if report.seconds > 2.5]  # held up for it
     assert any("for worker-2, whose link needs longer for the state than a round" in line for line in caplog.messages)
     assert len({worker.loop.anchor_hash() for worker in town.workers.values()}) == 1
 
@@ -145,6 +144,17 @@ def test_a_killed_worker_comes_back_and_catches_up(method):
     assert not {version: hashes for version, hashes in town.hashes.items() if len(hashes) > 1}
     assert town.workers["worker-0"].loop.anchor_hash() == town.workers["worker-1"].loop.anchor_hash()
     assert max(report.num_peers for report in town.workers["worker-1"].reports) == 2
+
+
+@pytest.mark.parametrize("method", SCHEDULES.values(), ids=SCHEDULES.keys())
+def test_killed_before_the_first_sync_a_worker_comes_back_to_who_waits_for_it(method):
+    town = Town(12, min_workers=2, expected_workers=2, **method)
+    town.start("worker-0")
+    town.start("worker-1", kill_at("rendezvous", 1)).join(20)
+    town.start("worker-1")
+    town.wait()
+    assert not {version: hashes for version, hashes in town.hashes.items() if len(hashes) > 1}
+    assert town.workers["worker-0"].loop.anchor_hash() == town.workers["worker-1"].loop.anchor_hash()
 
 
 @pytest.mark.parametrize("point", ["heal", "healed"])

@@ -73,7 +73,7 @@ class OuterLoop:
         except Behind:
             self._catch_up()
         else:
-            self.state.apply_proposals()
+            self.state.note_start()
 
     @torch.no_grad()
     def step(self) -> list[SyncReport]:
@@ -182,9 +182,12 @@ class OuterLoop:
 
     def _finish_blocking(self, due: list[int]) -> None:
         if self._arrive(due):
-            with self.state.lock:
-                self._finish_due(due, [])
-                self.state.schedule.adapt(self.state.inner_steps)
+            self._finish_arrived(due)
+
+    def _finish_arrived(self, due: list[int]) -> None:
+        with self.state.lock:
+            self._finish_due(due, [])
+            self.state.schedule.adapt(self.state.inner_steps)
 
     def _send(self, syncs: list[Sync]) -> None:
         """Hand syncs to the communication thread; those that are new get their number."""
@@ -201,6 +204,13 @@ class OuterLoop:
 
     def _arrive(self, indices: list[int]) -> bool:
         """Wait for these fragments' syncs; False when the others had gone on and this worker took over their state."""
+        if self._wait_for(indices):
+            return True
+        self._catch_up()
+        return False
+
+    def _wait_for(self, indices: list[int]) -> bool:
+        """Wait for these fragments' syncs; False when the others have gone on."""
         for sync in [self.state.in_flight[index] for index in indices if index in self.state.in_flight]:
             before = self.transport.now()
             outcome = sync.result
@@ -208,7 +218,6 @@ class OuterLoop:
             sync.waited_seconds = self.transport.now() - before
             if outcome.behind:
                 self._reports.append(outcome.report)
-                self._catch_up()
                 return False
         return True
 
@@ -225,6 +234,12 @@ class OuterLoop:
 
     def _catch_up(self) -> None:
         """Take over the others' state, up to where the next sync begins."""
+        while not self._take_over():
+            pass
+        self._advance_to_sync()
+
+    def _take_over(self) -> bool:
+        """Take over the others' state, and finish what they wait for; False when they have gone on meanwhile."""
         state, elastic = self.state, self.transport.elastic
         assert elastic is not None, "in a static world nobody is ever behind"
         for sync in state.in_flight.values():
@@ -233,9 +248,12 @@ class OuterLoop:
         with state.lock:
             self._send(state.adopt(shared, self.transport.now()))
         if state.phase != "training":
-            return
-        self._finish_blocking(sorted(state.in_flight) if state.schedule.blocking(state.inner_steps) else [])
-        self._advance_to_sync()
+            return True
+        due = sorted(state.in_flight) if state.schedule.blocking(state.inner_steps) else []
+        if not self._wait_for(due):
+            return False
+        self._finish_arrived(due)
+        return True
 
     def _take_reports(self) -> list[SyncReport]:
         """Return the reports of what was finished since the last call; the next inner step begins now."""

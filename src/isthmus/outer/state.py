@@ -86,6 +86,12 @@ class OuterState:
         last = index == len(self.fragments) - 1
         return self._replicated_state.propose() if last and self._replicated_state else None
 
+    def note_start(self) -> None:
+        """Take note that all have met, and agree: what they remember of that is shared with whoever comes now."""
+        with self.lock:
+            self.elastic_state = {} if self.elastic is None else self.elastic.state_dict()
+            self.apply_proposals()
+
     def apply_proposals(self) -> None:
         """Go by the replicated state as it was committed last."""
         if self._replicated_state:
