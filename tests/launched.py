@@ -1,11 +1,11 @@
 """`isthmus launch` as a process of the tests: a small run, and what can be seen of it from outside."""
 
-import json
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tests.program import Program
+from tests.read_events import read_events
 
 ROOT = Path(__file__).parents[1]
 RUN = {
@@ -55,6 +55,4 @@ def all_gone(pids: Iterable[int]) -> bool:
 
 
 def events(run_dir: Path, kind: str, worker: int = 0) -> list[dict]:
-    path = run_dir / f"metrics/worker-{worker}.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [event for event in map(json.loads, lines) if event["event"] == kind]
+    return read_events(run_dir / f"metrics/worker-{worker}.jsonl", kind)

@@ -173,4 +173,5 @@ def _longest_gap(steps: np.ndarray, begin: float, end: float) -> float:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    whole, _, _ = path.read_text().rpartition("\n")  # whoever was killed may have written half a line
+    return [json.loads(line) for line in whole.splitlines()]

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 from tests.hosts import Hosts, enter
+from tests.read_events import read_events
 from worker_processes import CONTEXT, ROOT
 
 from isthmus.signals import STOPPED
@@ -112,9 +113,7 @@ class World:
 
     def seen(self, rank: int, kind: str) -> list[dict[str, Any]]:
         """What a worker wrote down (`dying_worker.Witness`) in all of its lives."""
-        path = self.folder / f"witness-{rank}.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [event for event in map(json.loads, (line for line in lines if line.endswith("}"))) if kind in event]
+        return [event for event in read_events(self.folder / f"witness-{rank}.jsonl") if kind in event]
 
     def syncs(self, rank: int, peers: int) -> int:
         """How many syncs of so many workers this one has taken part in."""

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from tests.launched import finish, workers_of
 from tests.program import Program
+from tests.read_events import read_events
 
 pytestmark = pytest.mark.processes
 
@@ -54,10 +55,7 @@ def write(folder: Path, engine: str) -> Path:
 
 
 def syncs(folder: Path, worker: int) -> list[dict]:
-    path = folder / f"run/metrics/worker-{worker}.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    events = [json.loads(line) for line in lines if line.endswith("}")]
-    return [event for event in events if event["event"] == "sync"]
+    return read_events(folder / f"run/metrics/worker-{worker}.jsonl", "sync")
 
 
 def wait_for(launcher: Program, condition, seconds: float = 90) -> None:
@@ -99,8 +97,7 @@ def test_a_worker_that_lost_a_rank_comes_back_whole(tmp_path, engine):
     finally:
         launcher.kill()
     assert "streaming: worker 1 was killed by SIGKILL: it is started again, for the 1. time\n" in said
-    lines = (tmp_path / "run/metrics/worker-1.jsonl").read_text().splitlines()
-    (restart,) = [event for event in map(json.loads, lines) if event["event"] == "restart"]
+    (restart,) = read_events(tmp_path / "run/metrics/worker-1.jsonl", "restart")
     assert (restart["number"], restart["reason"]) == (1, "was killed by SIGKILL")
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["finished"]

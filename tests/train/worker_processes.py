@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.read_events import read_events
 from tests.workers import CONTEXT
 
 from isthmus.transport.address import free_port
@@ -121,12 +122,8 @@ def said(run_dir: Path, worker: int) -> str:
 
 def events(run_dir: Path, worker: int, kind: str | None = None) -> list[dict[str, Any]]:
     """Metrics without what depends on the clock."""
-    lines = [json.loads(line) for line in (run_dir / f"metrics/worker-{worker}.jsonl").read_text().splitlines()]
-    return [
-        {key: value for key, value in line.items() if key not in TIMING}
-        for line in lines
-        if kind in (None, line["event"])
-    ]
+    found = read_events(run_dir / f"metrics/worker-{worker}.jsonl", kind)
+    return [{key: value for key, value in event.items() if key not in TIMING} for event in found]
 
 
 def losses(run_dir: Path, kind: str, after: int = 0) -> list[float]:
