@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks import subject
 from benchmarks.gpu.figures import Figure
 from benchmarks.gpu.processes import Part, run_part
 
@@ -110,6 +111,6 @@ def test_the_whole_benchmark_runs_on_a_cpu(tmp_path):
     assert done.stdout.endswith(f"{len(asked)} goals wait for a GPU\n")
     values = {figure["what"].partition(" (")[0]: figure["value"] for figure in figures}
     assert values["lines on the screen or in logs that isthmus did not mean"] == 0
-    assert {"diloco: against ddp", "muloco: against ddp", "streaming: against ddp"} <= values.keys()
+    assert {f"{recipe}: against ddp" for recipe in subject.LEARNING_RECIPES[1:]} <= values.keys()
     assert "NOT on a GPU" in table.read_text()
     assert table.read_text().count("waits for a GPU") == len(asked)
