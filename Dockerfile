@@ -13,11 +13,11 @@ ARG PACKAGES="g++ tini"
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends ${PACKAGES} \
  && rm -rf /var/lib/apt/lists/* \
- && python3 -m venv /opt/isthmus \
+ && python3 -m venv /usr/local/lib/isthmus \
  && groupadd --non-unique --gid 1000 isthmus \
  && useradd --non-unique --uid 1000 --gid 1000 --create-home isthmus \
  && install --directory --owner 1000 --group 1000 /app /data
-ENV PATH=/opt/isthmus/bin:${PATH} HOME=/home/isthmus PYTHONUNBUFFERED=1
+ENV PATH=/usr/local/lib/isthmus/bin:${PATH} HOME=/home/isthmus PYTHONUNBUFFERED=1
 
 # What isthmus depends on, with an empty isthmus: a layer that stays as long as these two files do.
 # Other packages' own tests go: they are a tenth of it.
@@ -29,8 +29,8 @@ RUN touch README.md LICENSE \
  && mkdir -p src/isthmus \
  && echo '__version__ = "0"' > src/isthmus/version.py \
  && pip install --no-cache-dir --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} ".[${EXTRAS}]" \
- && find /opt/isthmus -type d '(' -name tests -o -path '*/torch/test' ')' -prune -exec rm -r {} + \
- && find /opt/isthmus -path '*/torch/bin/test_*' -delete
+ && find /usr/local/lib/isthmus -type d '(' -name tests -o -path '*/torch/test' ')' -prune -exec rm -r {} + \
+ && find /usr/local/lib/isthmus -path '*/torch/bin/test_*' -delete
 
 COPY README.md LICENSE ./
 COPY src src

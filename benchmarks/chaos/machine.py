@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -31,9 +32,10 @@ class Machine:
         self._sets = [*sets, f"train.run_dir={run_dir}", *([f"mesh.shard={ranks}"] if ranks > 1 else [])]
         self.disk = run_dir / "checkpoints"
         self.disk.mkdir(parents=True)
+        self._stack = ExitStack()
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_DISK_MB}m", "tmpfs", str(self.disk)], check=True)
-        self._server = _ForkServerOn(number)
-        self._server.__enter__()
+        self._stack.callback(subprocess.run, ["umount", "-l", str(self.disk)], check=False)
+        self._server = self._stack.enter_context(_ForkServerOn(number))
         self._server.import_modules(["transformers.models.gpt_neox", "torch.distributed.tensor"])
         self._children: list[Child] = []
         self._lock = threading.Lock()  # the server answers one question at a time
@@ -45,8 +47,8 @@ class Machine:
         with self._lock:
             if not self._children or any(child.poll() is not None for child in self._children):
                 end(self._children)
-                self._started = time.time()
-                self._children = [self._start(rank) for rank in range(self._ranks)]
+                self._started, port = time.time(), free_port()
+                self._children = [self._start(rank, port) for rank in range(self._ranks)]
                 self.num_starts += 1
 
     def trains(self) -> bool:
@@ -82,15 +84,14 @@ class Machine:
         while time.monotonic() < deadline and any(child.poll() is None for child in self._children):
             time.sleep(_POLL_SECONDS)
         end(self._children)
-        self._server.__exit__()
-        subprocess.run(["umount", "-l", str(self.disk)], check=False)
+        self._stack.close()
 
-    def _start(self, rank: int) -> Child:
+    def _start(self, rank: int, port: int) -> Child:
+        """Start a rank; those of a worker meet at the port."""
         world = {"RANK": str(rank if self._ranks > 1 else self._number), "ISTHMUS_WORKER": str(self._number)}
         if self._ranks > 1:
             own = {"WORLD_SIZE": self._ranks, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1"}
-            self._port = free_port() if rank == 0 else self._port
-            world |= {name: str(value) for name, value in own.items()} | {"MASTER_PORT": str(self._port)}
+            world |= {name: str(value) for name, value in own.items()} | {"MASTER_PORT": str(port)}
         return self._server.start(
             [_CONFIG, *(word for value in self._sets for word in ("--set", value)), "--resume", "auto"],
             os.environ | world | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},

@@ -162,9 +162,8 @@ def launch(
     """Run all workers, on this machine or by ssh on others, with live progress and a report."""
     from isthmus.tools.fork_server import ForkServer
 
-    with (
-        open_hosts(hosts, python, address) if hosts else ForkServer() as server
-    ):  # this imports while this process does
+    # the fork server imports while this process does
+    with open_hosts(hosts, python, address) if hosts else ForkServer() as server:
         with _importing():
             from isthmus.core.imports import allow_imports
             from isthmus.recipes import load_config

@@ -17,7 +17,7 @@ def test_systemd_understands_every_line(tmp_path):
         pytest.skip("systemd-analyze is not installed")
     binaries = str(Path(sys.executable).parent)
     for unit in UNITS:  # it looks for the program, too
-        (tmp_path / unit.name).write_text(unit.read_text().replace("/opt/isthmus/bin", binaries))
+        (tmp_path / unit.name).write_text(unit.read_text().replace("/usr/local/lib/isthmus/bin", binaries))
     done = subprocess.run(
         ["systemd-analyze", "verify", *map(str, sorted(tmp_path.iterdir()))], capture_output=True, text=True, timeout=60
     )

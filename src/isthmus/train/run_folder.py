@@ -66,8 +66,9 @@ def write_file(path: Path, text: str) -> None:
     try:
         temporary.write_text(text)
         temporary.replace(path)
-    except OSError:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
+        error.filename = str(path)
         raise
 
 
