@@ -75,6 +75,14 @@ class OuterLoop:
         else:
             self.state.note_start()
 
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether this worker, which has just come, has taken over what others had learnt: older states do not count.
+
+        One commit is the first meeting's, before anybody has learnt anything.
+        """
+        return bool(self.state.elastic_state.get("version", 0) > 1)
+
     @torch.no_grad()
     def step(self) -> list[SyncReport]:
         """Count one inner step; begin and finish the syncs that are due. Returns a report per finished sync."""

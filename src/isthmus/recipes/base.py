@@ -59,8 +59,7 @@ class Recipe:
         outer_optimizer = spec if callable(spec) else factory(OUTER_OPTIMIZERS, spec, "params")
         parts = (fragments, self.schedule, self.compressor, transport, outer_optimizer, self.merge)
         loop = OuterLoop(*parts, offload=offload, **options)
-        has_caught_up = loop.state.inner_steps > 0  # with a run that went on meanwhile
-        if state_dict is not None and not has_caught_up:
+        if state_dict is not None and not loop.has_caught_up:
             loop.load_state_dict(dict(state_dict))
         return loop
 

@@ -47,10 +47,6 @@ class Lifecycle:
             raise no_checkpoint(Path(self._config.train.run_dir))
         return step
 
-    def has_caught_up(self, method_state: State) -> bool:
-        """Whether the method has taken over the other workers' state already, which is newer than any checkpoint."""
-        return False
-
     def kept_metrics_bytes(self, path: Path, saved_bytes: int) -> int:
         """Return how much of a metrics file is kept when the run goes on from a checkpoint that counted so many."""
         return saved_bytes
@@ -119,10 +115,6 @@ class ElasticLifecycle(Lifecycle):
                 self._config.train.run_dir,
             )
         return step
-
-    @override
-    def has_caught_up(self, method_state: State) -> bool:
-        return bool(method_state["elastic"]["version"] > 0)
 
     @override
     def kept_metrics_bytes(self, path: Path, saved_bytes: int) -> int:

@@ -36,6 +36,11 @@ class Method(Protocol):
         """Whether the run has come to its end, on this worker and on the others."""
 
     @property
+    def has_caught_up(self) -> bool:
+        """Whether this worker, which has just come, has taken over what others had learnt."""
+        return False
+
+    @property
     def param_names(self) -> list[list[str]]:
         """The names of the parameters in every fragment, in order; empty where there are no anchors."""
         return []

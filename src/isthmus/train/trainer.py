@@ -83,7 +83,7 @@ class Trainer:
             state = load_resharded(self.checkpoints, step, self.model, self.inner_step.optimizer, self.method)
             if state["finished"] and step >= self.config.train.steps:
                 raise AlreadyFinished(self.run_dir, step)
-            if self.lifecycle.has_caught_up(self.method.state_dict()):
+            if self.method.has_caught_up:
                 self.state.load_own(state)
             else:
                 self.state.load_state_dict(state, step)

@@ -1,0 +1,195 @@
+"""How far every recipe stays behind all-reduce as the model grows: the same family from 0.13M to 100M parameters.
+
+At every rung `ddp` gets the best learning rate of a small search, with AdamW and with Muon, and every method its inner
+optimizer's; all else are the recipes' defaults, nothing set but H. Each run is an `isthmus launch` of its own; those
+that are in runs/ladder already are not repeated, so the ladder can be climbed in several sittings:
+
+    python -m benchmarks.ladder 0.13M --local-steps 30 100 --seeds 0 1 2
+    python -m benchmarks.ladder 25M --local-steps 50          # a GPU's
+    python -m benchmarks.ladder --plot                        # all that has been measured, over sizes
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+from benchmarks import runs
+from benchmarks.results import FOLDER, write
+
+CONFIG = Path(__file__).with_suffix(".yaml")
+OUTPUT = Path("runs/ladder")
+WORKERS = 4
+SPARSE = ("dilocox", "sparseloco")  # their recipes have Muon's rate for few directions, twice the usual one
+METHODS = {
+    "adamw": ("diloco", "opendiloco", "streaming"),
+    "muon": ("muloco", "eager", "dct_momentum", *SPARSE),
+}
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A size of the model, and what it is trained on."""
+
+    hidden_size: int
+    num_layers: int
+    sequence_length: int
+    batch_size: int  # sequences a worker and step
+    steps: int
+    adamw: tuple[float, ...]  # the learning rates that are searched for ddp
+    muon: tuple[float, ...]
+    precision: str = "float32"
+
+    def overrides(self) -> list[str]:
+        """Return the settings of a run."""
+        heads = max(4, self.hidden_size // 64)
+        sizes = f"hidden_size: {self.hidden_size}, num_layers: {self.num_layers}, num_heads: {heads}"
+        return [
+            f"model={{type: gpt_neox, {sizes}, vocab_size: 256, sequence_length: {self.sequence_length}}}",
+            f"inner.batch_size={self.batch_size}",
+            f"inner.precision={self.precision}",
+            f"train.steps={self.steps}",
+            f"train.eval_every={self.steps // 5}",
+        ]
+
+
+RUNGS = {
+    "0.13M": Rung(64, 2, 64, 8, 3000, (5e-3, 1e-2, 2e-2), (7e-3, 1e-2, 1.4e-2)),
+    "0.9M": Rung(128, 4, 64, 8, 3000, (3e-3, 6e-3, 1.2e-2), (7e-3, 1e-2, 1.4e-2)),
+    "5M": Rung(256, 6, 128, 8, 1500, (1.5e-3, 3e-3, 6e-3), (7e-3, 1e-2, 1.4e-2)),
+    "25M": Rung(512, 8, 256, 16, 1500, (7e-4, 1e-3, 1.5e-3), (7e-3, 1e-2, 1.4e-2), "bfloat16"),
+    "100M": Rung(768, 14, 512, 16, 3000, (5e-4, 7e-4, 1e-3), (7e-3, 1e-2, 1.4e-2), "bfloat16"),
+}
+
+
+class Climb:
+    """The runs of one rung."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.rung = name, RUNGS[name]
+        self.results: list[dict[str, Any]] = []
+
+    def run(
+        self, recipe: str, inside: str, lr: float, seed: int, local_steps: int = 0, workers: int = WORKERS
+    ) -> float:
+        """Return the loss that a run ends with."""
+        alone = "alone-" if workers == 1 else ""
+        folder = OUTPUT / self.name / f"{alone}{recipe}-{inside}-{lr:g}-H{local_steps}-seed{seed}"
+        overrides = [*self.rung.overrides(), f"outer.recipe={recipe}", f"train.seed={seed}"]
+        overrides.append(f"inner.optimizer={{type: {inside}, lr: {lr:.6f}}}")  # YAML reads 1e-2 as a text
+        overrides += [f"outer.schedule.local_steps={local_steps}"] if local_steps else []
+        summary = runs.launch(CONFIG, folder, workers, overrides)
+        loss: float = summary["eval_loss"]
+        method = f"{alone}{recipe}".replace("alone-ddp", "alone")
+        facts = {"inside": inside, "lr": lr, "H": local_steps, "seed": seed, "loss": loss}
+        self.results.append({"method": method, **facts, "sent_bytes": max(summary["sent_bytes"])})
+        print(f"{self.name} {method:13} {inside:5} {lr:g} H {local_steps:3} seed {seed}: {loss:.4f}", flush=True)
+        return loss
+
+    def best_lr(self, inside: str) -> float:
+        """Return the learning rate with which `ddp` ends lowest, seed 0."""
+        rates: tuple[float, ...] = getattr(self.rung, inside)
+        return min(rates, key=lambda lr: self.run("ddp", inside, lr, 0))
+
+    def measure(self, local_steps: list[int], seeds: list[int], only: list[str]) -> None:
+        """Search the baselines' rates, then run every method."""
+        for inside, methods in METHODS.items():
+            lr = self.best_lr(inside)
+            for seed in seeds:
+                self.run("ddp", inside, lr, seed)
+                self.run("ddp", inside, lr, seed, workers=1)
+                for method in methods:
+                    for steps in local_steps if not only or method in only else []:
+                        self.run(method, inside, 2 * lr if method in SPARSE else lr, seed, steps)
+
+
+def gaps(results: list[dict[str, Any]]) -> dict[tuple[str, str, int], list[float]]:
+    """Return, by method, inner optimizer and H, how far each seed ends above `ddp` with the same inside, in percent.
+
+    Of `ddp` that is the best learning rate's, seed by seed.
+    """
+    rates = {}
+    for inside in METHODS:
+        tried = [r for r in results if (r["method"], r["inside"], r["seed"]) == ("ddp", inside, 0)]
+        rates[inside] = min(tried, key=lambda r: r["loss"])["lr"] if tried else None
+    reference = {
+        (r["inside"], r["seed"]): r["loss"] for r in results if r["method"] == "ddp" and r["lr"] == rates[r["inside"]]
+    }
+    found: dict[tuple[str, str, int], dict[int, float]] = {}
+    for r in results:
+        if r["method"] != "ddp":
+            key, base = (r["method"], r["inside"], r["H"]), reference[r["inside"], r["seed"]]
+            found.setdefault(key, {})[r["seed"]] = 100 * (r["loss"] / base - 1)
+    return {key: list(by_seed.values()) for key, by_seed in found.items()}
+
+
+def report(climb: Climb) -> None:
+    """Write the table of a rung."""
+    rows = []
+    sent = {(r["method"], r["inside"], r["H"]): r["sent_bytes"] for r in climb.results}
+    losses = {(r["method"], r["inside"], r["H"]): r for r in climb.results if r["seed"] == 0}
+    for (method, inside, steps), percents in gaps(climb.results).items():
+        spread = f"{min(percents):+.2f} to {max(percents):+.2f}" if len(percents) > 1 else "-"
+        key = (method, inside, steps)
+        diloco = sent.get(("diloco", "adamw", steps), 0)
+        times = f"{diloco / sent[key]:.1f}" if diloco and sent[key] else "-"
+        cells = [f"{losses[key]['lr']:g}", f"{statistics.mean(percents):+.2f} %", spread]
+        rows.append([method, inside, steps or "-", *cells, f"{sent[key] / 1e6:.1f}", times])
+    columns = ["method", "inside", "H", "lr", "mean gap to ddp", "by seed, %", "MB sent", "times fewer than diloco"]
+    tried = ", ".join(
+        f"{r['inside']} {r['lr']:g}: {r['loss']:.4f}" for r in climb.results if r["method"] == "ddp" and r["seed"] == 0
+    )
+    notes = [f"{climb.rung}", f"{WORKERS} workers; the recipes' defaults but for H", f"ddp, seed 0: {tried}"]
+    print(write(f"ladder-{climb.name}", f"The ladder at {climb.name}", columns, rows, notes, climb.results))
+
+
+def plot(path: Path) -> None:
+    """Draw the gap to `ddp` over the size, a line a method, from the newest results of every rung."""
+    sizes, lines = list(RUNGS), dict[tuple[str, int], dict[str, float]]()
+    for name in sizes:
+        for newest in sorted(FOLDER.glob(f"*-ladder-{name}.json"))[-1:]:
+            for (method, _, steps), percents in gaps(json.loads(newest.read_text())["results"]).items():
+                if method != "alone":
+                    lines.setdefault((method, steps), {})[name] = statistics.mean(percents)
+    all_steps = sorted({steps for _, steps in lines})
+    figure, panels = plt.subplots(1, len(all_steps), figsize=(5 * len(all_steps), 4.5), sharey=True, squeeze=False)
+    for axes, steps in zip(panels[0], all_steps, strict=True):
+        for number, (method, own) in enumerate((m, line) for (m, h), line in lines.items() if h == steps):
+            axes.plot([sizes.index(n) for n in own], list(own.values()), "os^vD*PX"[number % 8] + "-", label=method)
+        axes.set(title=f"H = {steps}", xticks=range(len(sizes)), xticklabels=sizes, xlabel="parameters")
+        axes.axhline(0, color="black", linewidth=0.8)
+        axes.grid(alpha=0.3)
+    panels[0][0].set_ylabel("evaluation loss above ddp, %")
+    panels[0][-1].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Climb one rung, or draw all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rung", nargs="?", choices=RUNGS)
+    parser.add_argument("--local-steps", type=int, nargs="+", default=[30, 100])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--only", nargs="*", default=[], help="methods; all when not given")
+    parser.add_argument("--plot", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.rung:
+        climb = Climb(arguments.rung)
+        climb.measure(arguments.local_steps, arguments.seeds, arguments.only)
+        report(climb)
+    if arguments.plot:
+        plot(FOLDER / "ladder.png")
+
+
+if __name__ == "__main__":
+    main()
