@@ -61,13 +61,6 @@ def describe(disturbed: dict[str, Any], calm: list[dict[str, Any]]) -> list[str]
     """Lines about one engine."""
     trained, minutes = disturbed["trained"] * 8, disturbed["seconds"] / 60
     goodput = statistics.mean(run["goodput"] for run in calm)
-    common = sorted(set.intersection(*(set(run["losses"]) for run in [disturbed, *calm])))[1:]
-    if not common:
-        raise SystemExit(f"no run came past {BIN_STEPS} steps undisturbed: give more --undisturbed-seconds")
-    bands = [sorted(run["losses"][start] for run in calm) for start in common]
-    above = [disturbed["losses"][start] - band[-1] for start, band in zip(common, bands, strict=True)]
-    width = max(band[-1] - band[0] for band in bands)
-    rises = [largest_rise(run["losses"]) for run in [disturbed, *calm]]
     lines = [
         f"{len(disturbed['costs'])} faults in {minutes:.0f} minutes, {disturbed['restarts']} restarts; "
         f"{disturbed['versions']} commits, {disturbed['refused']} refused syncs (counted per worker)",
@@ -77,13 +70,27 @@ def describe(disturbed: dict[str, Any], calm: list[dict[str, Any]]) -> list[str]
         f"({100 * disturbed['goodput'] / goodput:.0f} %); of {trained} samples trained "
         f"{100 * (1 - disturbed['samples'] / trained):.1f} % did not come to count",
         f"undisturbed, the longest time without a step in 10 s is {calm[0]['usual_stall']:.1f} s (median)",
+        *compare_losses(disturbed, calm),
+    ]
+    return [f"{disturbed['engine']}: {line}" for line in lines]
+
+
+def compare_losses(disturbed: dict[str, Any], calm: list[dict[str, Any]]) -> list[str]:
+    """Return lines about training losses, with and without faults."""
+    common = sorted(set.intersection(*(set(run["losses"]) for run in [disturbed, *calm])))[1:]
+    if not common:
+        return [f"training loss: not compared, as no run came past {BIN_STEPS} steps undisturbed"]
+    bands = [sorted(run["losses"][start] for run in calm) for start in common]
+    above = [disturbed["losses"][start] - band[-1] for start, band in zip(common, bands, strict=True)]
+    width = max(band[-1] - band[0] for band in bands)
+    rises = [largest_rise(run["losses"]) for run in [disturbed, *calm]]
+    return [
         f"training loss by bins of {BIN_STEPS} steps, up to step {common[-1]}: at most {max(above):+.3f} above the "
         f"higher of two undisturbed runs, {statistics.mean(above):+.3f} in the mean; those differ by up to {width:.3f}",
         f"spikes: the largest rise of the loss above what it had come down to is {rises[0]:.3f} in all "
         f"{len(disturbed['losses'])} bins, {rises[1]:.3f} and {rises[2]:.3f} undisturbed "
         f"({len(calm[0]['losses'])} and {len(calm[1]['losses'])} bins)",
     ]
-    return [f"{disturbed['engine']}: {line}" for line in lines]
 
 
 def plot(results: list[dict[str, Any]], path: Path) -> None:

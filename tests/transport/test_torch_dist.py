@@ -7,6 +7,7 @@ import torch
 from tests.hosts import Hosts, skip_where_there_are_none
 
 from isthmus.core import UserError
+from isthmus.transport.rendezvous import initialise
 from isthmus.transport.torch_dist import TorchDist
 
 pytestmark = pytest.mark.processes
@@ -121,6 +122,15 @@ def test_port_in_use(zygote):
 
 def test_two_runs_in_one_process(zygote):
     assert results(zygote.run("two_runs_in_one_process", 2)) == [[0.5, 1.5]] * 2
+
+
+def test_a_master_without_an_address_is_named_while_it_is_waited_for(monkeypatch, logged):
+    world = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "nowhere.invalid", "MASTER_PORT": "1"}
+    for name, value in world.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="worker 1 cannot meet the others at nowhere.invalid:1"):
+        initialise("gloo", 1.0, ["worker 0", "worker 1"])
+    assert logged.messages[0].startswith("MASTER_ADDR: the name nowhere.invalid has no address (")
 
 
 def test_where_torch_distributed_is_initialised_already(zygote):

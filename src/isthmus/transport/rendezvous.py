@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import logging
 import os
 import socket
 import time
@@ -22,10 +23,11 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from isthmus.core.torch_internals import clone_default_store, skip_reverse_lookups, unconnected_gloo
 from isthmus.core.types import UserError
 from isthmus.link import Member
-from isthmus.transport.address import INTERNET
+from isthmus.transport.address import INTERNET, resolve
 from isthmus.transport.base import PeerLost, readable_message
 from isthmus.transport.link_end import LinkEnd, LinkOptions, member_at
 
+_LOGGER = logging.getLogger(__name__)
 JOIN_BUDGETS = 10  # clusters do not start at the same moment: workers wait this many sync budgets for one another
 _SEEN_SECONDS = 5.0  # for the last ones to see what all have written
 _LOOK_SECONDS = 0.02  # between two looks whether rank 0 has come
@@ -121,6 +123,10 @@ def initialise(backend: str, timeout_seconds: float, names: Sequence[str]) -> No
     if dist.is_initialized():
         return
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    try:
+        resolve(address, "it is waited for")
+    except UserError as error:
+        _LOGGER.warning("MASTER_ADDR: %s", error)
     skip_reverse_lookups()
     timeout = timedelta(seconds=timeout_seconds)
     try:
