@@ -85,7 +85,7 @@ WRONG = {  # values of a site, and the last line of its worker's log
     ),
     "volume": (
         {"storage": {"type": "claim", "existingClaim": "full"}},
-        "error: /data/runs/tiny/config.yaml: No space left on device; make room on that disk",
+        "error: runs/tiny/config.yaml: No space left on device; make room on that disk",
     ),
     "site": (
         {"run": RUN.replace("lr: 1.0e-2", "lr: 2.0e-2")},
