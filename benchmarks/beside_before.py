@@ -70,9 +70,10 @@ def main() -> None:
         subprocess.run(["git", "worktree", "add", "-q", "--detach", before, arguments.commit], cwd=ROOT, check=True)
         try:
             for number in range(arguments.rounds):
-                then, now = measure(before), measure(ROOT)
-                for key in then.keys() & now.keys():
-                    found[key].append((then[key], now[key]))
+                turns = (before, ROOT) if number % 2 else (ROOT, before)  # whoever is second has a warmer machine
+                measured = {tree: measure(tree) for tree in turns}
+                for key in measured[before].keys() & measured[ROOT].keys():
+                    found[key].append((measured[before][key], measured[ROOT][key]))
                 print(f"round {number + 1} of {arguments.rounds}", flush=True)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", before], cwd=ROOT, check=True)
