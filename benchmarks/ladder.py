@@ -105,7 +105,8 @@ class Climb:
         for inside, methods in METHODS.items():
             lr = self.best_lr(inside)
             for seed in seeds:
-                self.run("ddp", inside, lr, seed)
+                if seed != 0:  # that one is in the search
+                    self.run("ddp", inside, lr, seed)
                 self.run("ddp", inside, lr, seed, workers=1)
                 for method in methods:
                     for steps in local_steps if not only or method in only else []:
