@@ -116,10 +116,15 @@ def five_minutes_ahead(folder: Path) -> Callable[[], float]:
     return lambda: time.time() + 300
 
 
+def rows(text: str, check: str) -> list[str]:
+    """The rows of one check, single spaces between their words; several where workers found different things."""
+    return [" ".join(row.split()) for row in text.splitlines() if row.strip().startswith(check)]
+
+
 def row(text: str, check: str) -> str:
-    """The row of one check, single spaces between its words."""
-    (found,) = [row for row in text.splitlines() if row.strip().startswith(check)]
-    return " ".join(found.split())
+    """The row of a check of which all workers found the same."""
+    (found,) = rows(text, check)
+    return found
 
 
 def links(text: str) -> dict[str, str]:
@@ -135,7 +140,10 @@ def test_two_healthy_workers(config: Path, engine: str) -> None:
     (code, text), (other_code, _) = examine(config, engine)
     assert (code, other_code) == (0, 0), text
     assert text.rstrip().endswith("all is well")
-    own = ("run folder", "disk", "data", "host name", "rendezvous", "TCP")
+    free = rows(text, "disk")  # two rows where a file was written between the looks of the two workers
+    assert free
+    assert all(" ok " in found for found in free)
+    own = ("run folder", "data", "host name", "rendezvous", "TCP")
     for check in (*own, "configuration", "clocks", "links", "sync", "pace"):
         assert " ok " in row(text, check)
     assert "all 2 are here and answer" in row(text, "workers")
