@@ -1,8 +1,9 @@
 """How far every recipe stays behind all-reduce as the model grows: the same family from 0.13M to 100M parameters.
 
 At every rung `ddp` gets the best learning rate of a small search, with AdamW and with Muon, and every method its inner
-optimizer's; all else are the recipes' defaults, nothing set but H. Each run is an `isthmus launch` of its own; those
-that are in runs/ladder already are not repeated, so the ladder can be climbed in several sittings:
+optimizer's; all else are the recipes' defaults, nothing set but H. Each run is one process (`benchmarks/batched.py`),
+one for each core at a time; those that are in runs/ladder already are not repeated, so the ladder can be climbed in
+several sittings:
 
     python -m benchmarks.ladder 0.13M --local-steps 30 100 --seeds 0 1 2
     python -m benchmarks.ladder 25M --local-steps 50          # a GPU's
@@ -13,8 +14,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import statistics
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +26,9 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+import torch
 
-from benchmarks import runs
+from benchmarks import batched
 from benchmarks.results import FOLDER, write
 
 CONFIG = Path(__file__).with_suffix(".yaml")
@@ -71,6 +76,41 @@ RUNGS = {
 }
 
 
+@dataclass(frozen=True)
+class Run:
+    """One run of a rung."""
+
+    rung: str
+    recipe: str
+    inside: str
+    lr: float
+    seed: int
+    local_steps: int = 0  # 0: none, as in ddp
+    workers: int = WORKERS
+
+    @property
+    def method(self) -> str:
+        """The name of what it shows."""
+        return "alone" if self.workers == 1 else self.recipe
+
+    def result(self) -> dict[str, Any]:
+        """Train, unless that has been done; return what came of it."""
+        name = f"{self.method}-{self.inside}-{self.lr:g}-H{self.local_steps}-seed{self.seed}.json"
+        path = OUTPUT / self.rung / name
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(asdict(batched.run(CONFIG, self._overrides()))))
+        outcome = json.loads(path.read_text())
+        facts = {"inside": self.inside, "lr": self.lr, "H": self.local_steps, "seed": self.seed}
+        return {"method": self.method, **facts, "loss": outcome["loss"], "sent_bytes": outcome["sent_bytes"]}
+
+    def _overrides(self) -> list[str]:
+        optimizer = f"inner.optimizer={{type: {self.inside}, lr: {self.lr:.6f}}}"  # YAML reads 1e-2 as a text
+        overrides = [*RUNGS[self.rung].overrides(), f"outer.recipe={self.recipe}", f"train.seed={self.seed}", optimizer]
+        overrides.append(f"train.workers={self.workers}")
+        return overrides + ([f"outer.schedule.local_steps={self.local_steps}"] if self.local_steps else [])
+
+
 class Climb:
     """The runs of one rung."""
 
@@ -78,39 +118,31 @@ class Climb:
         self.name, self.rung = name, RUNGS[name]
         self.results: list[dict[str, Any]] = []
 
-    def run(
-        self, recipe: str, inside: str, lr: float, seed: int, local_steps: int = 0, workers: int = WORKERS
-    ) -> float:
-        """Return the loss that a run ends with."""
-        alone = "alone-" if workers == 1 else ""
-        folder = OUTPUT / self.name / f"{alone}{recipe}-{inside}-{lr:g}-H{local_steps}-seed{seed}"
-        overrides = [*self.rung.overrides(), f"outer.recipe={recipe}", f"train.seed={seed}"]
-        overrides.append(f"inner.optimizer={{type: {inside}, lr: {lr:.6f}}}")  # YAML reads 1e-2 as a text
-        overrides += [f"outer.schedule.local_steps={local_steps}"] if local_steps else []
-        summary = runs.launch(CONFIG, folder, workers, overrides)
-        loss: float = summary["eval_loss"]
-        method = f"{alone}{recipe}".replace("alone-ddp", "alone")
-        facts = {"inside": inside, "lr": lr, "H": local_steps, "seed": seed, "loss": loss}
-        self.results.append({"method": method, **facts, "sent_bytes": max(summary["sent_bytes"])})
-        print(f"{self.name} {method:13} {inside:5} {lr:g} H {local_steps:3} seed {seed}: {loss:.4f}", flush=True)
-        return loss
-
-    def best_lr(self, inside: str) -> float:
-        """Return the learning rate with which `ddp` ends lowest, seed 0."""
-        rates: tuple[float, ...] = getattr(self.rung, inside)
-        return min(rates, key=lambda lr: self.run("ddp", inside, lr, 0))
-
     def measure(self, local_steps: list[int], seeds: list[int], only: list[str]) -> None:
         """Search the baselines' rates, then run every method."""
+        rates = {inside: getattr(self.rung, inside) for inside in METHODS}
+        self._run(Run(self.name, "ddp", inside, lr, 0) for inside in METHODS for lr in rates[inside])
+        plan = list[Run]()
         for inside, methods in METHODS.items():
-            lr = self.best_lr(inside)
+            tried = [result for result in self.results if result["inside"] == inside]
+            lr = min(tried[: len(rates[inside])], key=lambda result: result["loss"])["lr"]
             for seed in seeds:
                 if seed != 0:  # that one is in the search
-                    self.run("ddp", inside, lr, seed)
-                self.run("ddp", inside, lr, seed, workers=1)
-                for method in methods:
-                    for steps in local_steps if not only or method in only else []:
-                        self.run(method, inside, 2 * lr if method in SPARSE else lr, seed, steps)
+                    plan.append(Run(self.name, "ddp", inside, lr, seed))
+                plan.append(Run(self.name, "ddp", inside, lr, seed, workers=1))
+                for method in methods if not only else [method for method in methods if method in only]:
+                    own_lr = 2 * lr if method in SPARSE else lr
+                    plan += [Run(self.name, method, inside, own_lr, seed, steps) for steps in local_steps]
+        self._run(plan)
+
+    def _run(self, plan: Iterable[Run]) -> None:
+        """Train what is planned, as many runs at once as there are cores, or one where there is a GPU."""
+        at_once = 1 if torch.cuda.is_available() else os.cpu_count()
+        with multiprocessing.get_context("spawn").Pool(at_once, maxtasksperchild=1) as pool:
+            for result in pool.imap(Run.result, plan):
+                self.results.append(result)
+                name, facts = result["method"], "inside {inside:5} lr {lr:g} H {H:3} seed {seed}".format(**result)
+                print(f"{self.name} {name:13} {facts}: {result['loss']:.4f}", flush=True)
 
 
 def gaps(results: list[dict[str, Any]]) -> dict[tuple[str, str, int], list[float]]:

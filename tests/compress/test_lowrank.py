@@ -103,9 +103,40 @@ def test_values_that_are_not_finite_are_seen():
     assert not mean.isfinite().all()
 
 
-def test_bad_rank_is_one_clear_line():
-    with pytest.raises(UserError, match="rank 0"):
-        LowRank(0)
+@pytest.mark.parametrize("rank", [0, -1, 1.5, -0.25])
+def test_bad_rank_is_one_clear_line(rank):
+    with pytest.raises(UserError, match=f"rank {rank} must be a whole number"):
+        LowRank(rank)
+
+
+def test_a_rank_may_be_a_share_of_each_matrix():
+    """A quarter of 48 columns hold a mean of rank 12, one of 8 columns of rank 2, one of 5 not quite that of rank 2."""
+    wide, narrow, odd = matrix(12, (60, 48)), matrix(2, (30, 8)), matrix(3, (30, 5))
+
+    def work(peers):
+        state = {}
+        for _ in range(20):
+            means, _ = LowRank(0.25).average([wide, narrow, odd], state, peers)
+        errors = torch.stack([(m - a).norm() for m, a in zip(means, (wide, narrow, odd), strict=True)])
+        return [q.shape[1] for q in state["start"]], errors.tolist()
+
+    ranks, errors = run_workers(work, 1)[0]
+    assert ranks == [12, 2, 2]
+    assert max(errors[:2]) < 1e-3 < errors[2]
+
+
+def test_a_rank_that_is_a_share_falls_for_all_matrices_alike():
+    """Means of rank 3 of 12 columns and 1 of 6: a fifth of the rank on average, and a quarter of that more."""
+
+    def work(peers):
+        compressor, state, targets = LowRank(0.25, window=1), {}, [orthogonal(3), matrix(1, (24, 24))]
+        for _ in range(4):
+            compressor.average(targets, state, peers)
+        return [q.shape[1] for q in state["start"]], compressor.message_fraction(state)
+
+    ranks, fraction = run_workers(work, 1)[0]
+    assert fraction == 17 / 64  # 1.25 times the mean of 3 / 12 and 1 / 6, rounded up
+    assert ranks == [4, 2]
 
 
 def orthogonal(rank: int, size: int = 48) -> torch.Tensor:

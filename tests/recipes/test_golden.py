@@ -18,7 +18,9 @@ from isthmus.transport.local import LocalWorld, run_workers
 
 GOLDEN = Path(__file__).parent / "golden"
 STEPS, LOCAL_STEPS = 12, 4
-METHODS = [name for name in RECIPES.names() if name != "ddp"]  # ddp has no anchors; see test_data_parallel
+METHODS = [
+    name + variant for name in RECIPES.names() if name != "ddp" for variant in ("", "_paper")
+]  # ddp has no anchors; see test_data_parallel
 
 
 class TwoBlocks(nn.Module):

@@ -35,6 +35,15 @@ def test_every_recipe_says_where_it_is_from(name):
     assert RECIPES.get(name).__doc__
 
 
+@pytest.mark.parametrize("name", [name for name in RECIPES.names() if name != "ddp"])
+def test_the_papers_settings_are_a_recipe_of_their_own(name):
+    settings = [f"outer.recipe={name}_paper", "outer.schedule.local_steps=10"]
+    config = load_config(None, settings, 2)
+    assert parse(dump(config)) == config
+    assert config.outer.schedule.warm_start_steps == 0
+    assert (config.inner.optimizer["type"] == "muon") == (name == "muloco")
+
+
 def recipe(name, workers=2, **plan):
     return RECIPES.get(name)(Plan(workers, steps=1000, **plan))
 

@@ -1,6 +1,7 @@
 """Low-rank averaging by power iteration."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 
@@ -12,6 +13,7 @@ from isthmus.core.types import Peers, State, Tensors, UserError
 
 _HEADROOM = 1.25  # effective ranks cannot exceed the rank: without it the rank would only fall
 _ROUNDING = 0.01  # an effective rank of 4 may come out a little above
+_LEVELS = 64  # in which workers agree on a rank that is a share
 
 
 @dataclass(frozen=True)
@@ -29,18 +31,19 @@ class LowRank:
     a window of effective ranks decides the next rank). After each sync every worker takes the effective rank of the
     mean: exp of the entropy of its squared singular values, averaged over matrices. Before the next sync the workers'
     means over their windows are gathered; the middle one, a quarter more so that the rank can grow again, is the rank
-    of that sync: agreed by all, whatever their rounding errors and whenever they joined.
+    of that sync: agreed by all, whatever their rounding errors and whenever they joined. A rank that is a share falls
+    by the same part for all matrices.
     """
 
-    rank: int  # columns of P and Q, at most
+    rank: int | float  # columns of P and Q, at most; below 1: as a share of the smaller side of each matrix
     # compressor of both factors (DiLoCoX, arXiv 2506.21263: `Quantize(4)`)
     factors: Compressor = field(default_factory=Cast)
     bypass: Compressor = field(default_factory=lambda: Cast("float16"))  # compressor of everything else
     window: int = 0  # syncs whose effective ranks count; 0: the rank stays
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise UserError(f"low_rank: rank {self.rank} must be at least 1")
+        if not (0 < self.rank < 1 or (self.rank >= 1 and self.rank == int(self.rank))):
+            raise UserError(f"low_rank: rank {self.rank} must be a whole number from 1, or a share between 0 and 1")
         if self.window < 0:
             raise UserError(f"low_rank: window {self.window} must be 0 or more")
 
@@ -51,8 +54,18 @@ class LowRank:
 
     def message_fraction(self, state: State) -> float:
         """Return the rank of the last sync over the largest rank."""
-        rank: int = state.get("rank", self.rank)
-        return rank / self.rank
+        level: int = state.get("rank", self._levels)
+        return level / self._levels
+
+    @property
+    def _levels(self) -> int:
+        """In how many steps the rank may fall: by a column, or by a 64th of a share."""
+        return int(self.rank) if self.rank >= 1 else _LEVELS
+
+    def _columns(self, shape: Sequence[int], state: State) -> int:
+        """Return the rank of a matrix in this sync."""
+        level: int = state.get("rank", self._levels)
+        return level if self.rank >= 1 else math.ceil(self.rank * min(shape) * level / _LEVELS)
 
     def average(
         self, local: Tensors, state: State, peers: Peers, with_residual: bool = True
@@ -76,14 +89,14 @@ class LowRank:
         own = torch.tensor([sum(seen) / len(seen) if seen else math.nan], dtype=torch.float64)
         everybody = zip(peers.all_gather([own]), peers.weights, strict=True)
         known = [float(mean) for (mean,), weight in everybody if weight > 0 and mean.isfinite()]
-        wanted = _HEADROOM * median_low(known) if known else self.rank
-        return max(1, min(self.rank, math.ceil(wanted - _ROUNDING)))
+        wanted = _HEADROOM * median_low(known) if known else self._levels
+        return max(1, min(self._levels, math.ceil(wanted - _ROUNDING)))
 
     def _shrinks(self, tensor: torch.Tensor, state: State) -> bool:
         if tensor.ndim < 2 or tensor.numel() == 0:
             return False
-        rank = state.get("rank", self.rank)
-        return bool(rank * (len(tensor) + tensor.numel() // len(tensor)) < tensor.numel())
+        rows, columns = len(tensor), tensor.numel() // len(tensor)
+        return self._columns((rows, columns), state) * (rows + columns) < tensor.numel()
 
     def _power_iteration(
         self, matrices: Tensors, state: State, peers: Peers, with_residual: bool
@@ -102,21 +115,28 @@ class LowRank:
         ]
         if self.window:
             turned = [_by_energy(q) for q in q_mean]
-            q_mean, ranks = [q for q, _ in turned], [rank for _, rank in turned]
-            seen = [*state.get("effective_ranks", []), sum(ranks) / len(ranks)]
+            q_mean = [q for q, _ in turned]
+            levels = [  # of the largest rank of each
+                self._levels * rank / self._columns(matrix.shape, {})
+                for matrix, (_, rank) in zip(matrices, turned, strict=True)
+            ]
+            seen = [*state.get("effective_ranks", []), sum(levels) / len(levels)]
             state["effective_ranks"] = seen[-self.window :]
         state.update(p=p_state, q=q_state, start=[_orthogonalise(q) for q in q_mean])
         return mean, residual
 
     def _warm_start(self, matrices: Tensors, state: State) -> Tensors:
         """Return the last sync's Q, cut to the rank; random columns, equal on all workers, where there are too few."""
-        rank = state.get("rank", self.rank)
+        ranks = [self._columns(matrix.shape, state) for matrix in matrices]
         old = state.get("start", [])
         if [len(q) for q in old] != [a.shape[1] for a in matrices]:
             old = [a.new_empty(a.shape[1], 0) for a in matrices]
         generator = torch.Generator().manual_seed(0)
-        missing = [torch.randn(len(q), max(0, rank - q.shape[1]), generator=generator).to(q.device) for q in old]
-        return [torch.cat([q[:, :rank], more], dim=1) for q, more in zip(old, missing, strict=True)]
+        starts = list[torch.Tensor]()
+        for q, rank in zip(old, ranks, strict=True):
+            more = torch.randn(len(q), max(0, rank - q.shape[1]), generator=generator).to(q.device)
+            starts.append(torch.cat([q[:, :rank], more], dim=1))
+        return starts
 
 
 def _by_energy(q: torch.Tensor) -> tuple[torch.Tensor, float]:

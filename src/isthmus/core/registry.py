@@ -23,23 +23,27 @@ class Registry:
         kind: of component, for error messages.
         paths: by name.
         methods: which every component of this kind has.
+        variants: paths by more names, of variants of the components; `names` leaves them out.
     """
 
-    def __init__(self, kind: str, paths: dict[str, str], methods: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, kind: str, paths: dict[str, str], methods: tuple[str, ...] = (), variants: dict[str, str] | None = None
+    ) -> None:
         self.kind = kind
-        self.paths = paths
+        self.paths = paths | (variants or {})
         self.methods = methods
+        self._names = list(paths)
 
     def names(self) -> list[str]:
-        """Return all registered names."""
-        return list(self.paths)
+        """Return all registered names but those of variants."""
+        return list(self._names)
 
     def get(self, name: str) -> Any:
         """Return the component called `name`, which may be an import path "package.module:Attribute", if allowed."""
         path = self.paths.get(name, name)
         if ":" not in path:
             own = f"name a {self.kind} of your own as package.module:Name"
-            raise UserError(f"unknown {self.kind} {name!r}: {nearest(name, self.names())} ({own})")
+            raise UserError(f"unknown {self.kind} {name!r}: {nearest(name, list(self.paths))} ({own})")
         if path not in self.paths.values():
             check_allowed(path, self.kind)
         try:

@@ -65,7 +65,8 @@ class Recipe:
 
 
 _NAMES = ("ddp", "diloco", "opendiloco", "streaming", "eager", "dilocox", "dct_momentum", "sparseloco", "muloco")
-RECIPES = Registry("recipe", {name: f"isthmus.recipes.{name}:{name}" for name in _NAMES})
+_PAPERS = {f"{name}_paper": f"isthmus.recipes.papers:{name}" for name in _NAMES if name != "ddp"}
+RECIPES = Registry("recipe", {name: f"isthmus.recipes.{name}:{name}" for name in _NAMES}, variants=_PAPERS)
 
 
 def make_recipe(recipe: str | Recipe | Callable[[Plan], Recipe], plan: Plan) -> Recipe:

@@ -1,0 +1,239 @@
+"""Whole runs in one process: the inner steps of all workers as one computation, and an outer loop for each of them.
+
+A small model keeps a core busy with calling kernels, not with computing, so many workers take turns in vain. Here the
+weights of all workers lie in one tensor [workers, ...] a parameter, one forward and backward pass takes all their
+batches, and one optimizer steps all of them. Every worker has its own `OuterLoop`, over views of its weights, through
+`transport/local.py`. Data, batches, recipes, schedules and the evaluation are those of `isthmus train`, and so is the
+result, up to the order of sums (tests/test_batched_runs.py).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from isthmus.config import RunConfig
+from isthmus.core import SyncReport
+from isthmus.data import open_batches
+from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES
+from isthmus.inner.step import Batch
+from isthmus.recipes import load_config
+from isthmus.spec import build
+from isthmus.train import assemble
+from isthmus.train.evaluate import evaluate
+from isthmus.train.method import OuterLoopMethod
+from isthmus.transport.local import Local, LocalWorld
+
+
+@dataclass
+class RunResult:
+    """What a run ends with, and what its syncs reported."""
+
+    loss: float
+    losses: dict[int, float]  # evaluation loss by inner steps
+    sent_bytes: int  # by a worker
+    cosines: list[tuple[int, float]] = field(default_factory=list)  # inner steps, and the mean over workers
+    norms: list[tuple[int, float]] = field(default_factory=list)  # of the mean pseudo-gradient
+
+
+class Stacked(nn.Module):
+    """A layer of all workers: its weights are [workers, ...], its input [workers x batch, ...]."""
+
+    def __init__(self, layers: list[Any]) -> None:
+        super().__init__()
+        self.num_workers, self.like = len(layers), {"layer": layers[0]}  # in a dict: no submodule
+        for name, _ in layers[0].named_parameters():
+            own = [getattr(layer, name) for layer in layers]
+            stack = nn.Parameter(torch.stack([param.detach() for param in own]))
+            stack.grad = torch.zeros_like(stack)
+            for number, param in enumerate(own):
+                param.data, param.grad = stack.data[number], stack.grad[number]
+            self.register_parameter(name, stack)
+        if getattr(layers[0], "bias", True) is None:
+            self.bias = None
+
+    def by_worker(self, values: torch.Tensor, kept: int) -> torch.Tensor:
+        """Reshape [workers x batch, ...] to [workers, rows, last `kept` dimensions]."""
+        return values.reshape(self.num_workers, -1, *values.shape[values.ndim - kept :])
+
+
+class StackedLinear(Stacked):
+    """`nn.Linear` of all workers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # noqa: D102
+        rows, weight = self.by_worker(x, 1), self.weight.mT
+        y = torch.bmm(rows, weight) if self.bias is None else torch.baddbmm(self.bias[:, None], rows, weight)
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+
+class StackedLayerNorm(Stacked):
+    """`nn.LayerNorm` of all workers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # noqa: D102
+        layer = self.like["layer"]
+        rows = self.by_worker(nn.functional.layer_norm(x, layer.normalized_shape, eps=layer.eps), 1)
+        return torch.addcmul(self.bias[:, None], rows, self.weight[:, None]).view(x.shape)
+
+
+class StackedEmbedding(Stacked):
+    """`nn.Embedding` of all workers."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:  # noqa: D102
+        starts = torch.arange(self.num_workers, device=ids.device)[:, None] * self.weight.shape[1]
+        rows = nn.functional.embedding(self.by_worker(ids, 0) + starts, self.weight.flatten(0, 1))
+        return rows.view(*ids.shape, -1)
+
+
+STACKED: dict[type, type[Stacked]] = {
+    nn.Linear: StackedLinear,
+    nn.LayerNorm: StackedLayerNorm,
+    nn.Embedding: StackedEmbedding,
+}
+
+
+def stack(models: list[nn.Module]) -> nn.Module:
+    """Return one module over all models' parameters, which become views of its own.
+
+    Raises:
+        TypeError: a layer with parameters is none of those that can be stacked.
+    """
+    stacked = copy.deepcopy(models[0])
+    for name, layer in list(models[0].named_modules()):
+        if next(layer.parameters(recurse=False), None) is None:
+            continue
+        if type(layer) not in STACKED:
+            raise TypeError(f"{name} is a {type(layer).__name__}, which cannot be stacked over workers")
+        stacked.set_submodule(name, STACKED[type(layer)]([model.get_submodule(name) for model in models]))
+    return stacked
+
+
+class Workers:
+    """All workers of a run: their models, their optimizer, and the batches they read."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config, spec = config, assemble.build_model_spec(config)
+        self.data_set = assemble.open_data(config, spec)
+        self.device = assemble.choose_device()
+        first = spec.build(config.train.seed).to(self.device)
+        averages_gradients = config.outer.schedule is None  # then all workers have one model
+        self.num_models = 1 if averages_gradients else config.train.workers
+        self.models = [copy.deepcopy(first) for _ in range(self.num_models)]
+        self.stacked = stack(self.models)
+        everything = nn.ModuleDict({str(number): model for number, model in enumerate(self.models)})
+        self.optimizer = build(INNER_OPTIMIZERS, config.inner.optimizer).build(everything)
+        self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
+        precision = getattr(torch, config.inner.precision)
+        self._autocast = torch.autocast(self.device.type, precision, enabled=precision != torch.float32)
+        self._lr_factor = build(LR_SCHEDULES, config.inner.lr_schedule).over(config.train.steps)
+
+    def open_batches(self) -> Iterator[Batch]:
+        """Yield the batches of all workers, one behind the other."""
+        train = self.config.train
+        own = [
+            open_batches(self.data_set, train.seed, self.config.inner.batch_size, worker, train.workers)
+            for worker in range(train.workers)
+        ]
+        for batches in zip(*own):  # noqa: B905 (none of them ends)
+            yield {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+
+    def train_step(self, step: int, batch: Batch) -> None:
+        """Take one inner step of all workers."""
+        factor = self._lr_factor(step)
+        for group, peak in zip(self.optimizer.param_groups, self._peak_lrs, strict=True):
+            group["lr"] = peak * factor
+        grads = [param.grad for param in self.stacked.parameters()]
+        torch._foreach_zero_(grads)
+        with self._autocast:
+            loss = self.stacked({name: tensor.to(self.device) for name, tensor in batch.items()})
+        (loss * self.num_models).backward()  # the sum of the workers' means
+        self._clip(grads)
+        self.optimizer.step()
+
+    def _clip(self, grads: list[Any]) -> None:
+        norms = torch.stack([grad.flatten(1).norm(dim=1) for grad in grads]).norm(dim=0)
+        if not norms.isfinite().all():
+            raise ValueError("a gradient is not finite")
+        if self.config.inner.clip_norm is not None:
+            factors = (self.config.inner.clip_norm / (norms + 1e-6)).clamp(max=1)
+            for grad in grads:
+                grad.mul_(factors.view(-1, *[1] * (grad.ndim - 1)))
+
+    def evaluate(self) -> float:
+        """Return the evaluation loss of the first worker's model."""
+        size = self.config.inner.batch_size
+        batches = self.data_set.validation(size, self.config.train.eval_batches * size)
+        return evaluate(self.models[0], batches, self.device)["loss"]
+
+
+class OuterLoops:
+    """The outer loops of all workers, a thread each."""
+
+    def __init__(self, workers: Workers) -> None:
+        self._pool = ThreadPoolExecutor(workers.num_models)
+        world = LocalWorld(workers.num_models)
+        pairs = [(model, Local(world, rank)) for rank, model in enumerate(workers.models)]
+        config = workers.config
+        self.loops: list[OuterLoopMethod] = self._each(lambda pair: assemble.build_outer_loop(config, *pair), pairs)
+
+    def step(self) -> list[list[SyncReport]]:
+        """Return the reports of every worker."""
+        return self._each(lambda loop: loop.step(), self.loops)
+
+    def finish(self) -> list[list[SyncReport]]:
+        """End the run; return the reports of every worker."""
+        return self._each(lambda loop: loop.finish(), self.loops)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._each(lambda loop: loop.close(), self.loops)
+        self._pool.shutdown()
+
+    def _each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        return list(self._pool.map(function, items))
+
+
+def train(config: RunConfig) -> RunResult:
+    """Run a configuration to its end; return what came of it."""
+    workers, result = Workers(config), RunResult(0.0, {}, 0)
+    steps = zip(range(config.train.steps), workers.open_batches(), strict=False)
+    if config.outer.schedule is None:
+        for step, batch in steps:
+            workers.train_step(step, batch)
+        result.loss = workers.evaluate()
+        return result
+    with closing(OuterLoops(workers)) as outer:
+        first = outer.loops[0]
+        for step, batch in steps:
+            workers.train_step(step, batch)
+            _note(result, step + 1, outer.step())
+            if (step + 1) % (config.train.eval_every or config.train.steps) == 0 and step + 1 < config.train.steps:
+                with first.anchored():
+                    result.losses[step + 1] = workers.evaluate()
+        _note(result, config.train.steps, outer.finish())
+        with first.anchored():
+            result.loss = workers.evaluate()
+    return result
+
+
+def _note(result: RunResult, step: int, reports: list[list[SyncReport]]) -> None:
+    """Add one step's reports, of every worker."""
+    for of_sync in zip(*reports, strict=True):
+        if not all(report.committed for report in of_sync):
+            raise ValueError(f"a sync was refused: {of_sync[0].reason}")
+        result.sent_bytes += of_sync[0].sent_bytes
+        result.cosines.append((step, sum(report.cosine for report in of_sync) / len(of_sync)))
+        result.norms.append((step, of_sync[0].norm))
+
+
+def run(config: Path, overrides: list[str]) -> RunResult:
+    """Train a configuration file with overrides, with one thread: several of them run beside one another."""
+    torch.set_num_threads(1)
+    return train(load_config(config, overrides))
