@@ -87,6 +87,7 @@ class Run:
     seed: int
     local_steps: int = 0  # 0: none, as in ddp
     workers: int = WORKERS
+    more: tuple[str, ...] = ()  # overrides
 
     @property
     def method(self) -> str:
@@ -95,8 +96,8 @@ class Run:
 
     def result(self) -> dict[str, Any]:
         """Train, unless that has been done; return what came of it."""
-        name = f"{self.method}-{self.inside}-{self.lr:g}-H{self.local_steps}-seed{self.seed}.json"
-        path = OUTPUT / self.rung / name
+        name = f"{self.method}-{self.inside}-{self.lr:g}-H{self.local_steps}-seed{self.seed}"
+        path = OUTPUT / self.rung / ("-".join([name, *(each.replace("/", "_") for each in self.more)]) + ".json")
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(asdict(batched.run(CONFIG, self._overrides()))))
@@ -108,7 +109,8 @@ class Run:
         optimizer = f"inner.optimizer={{type: {self.inside}, lr: {self.lr:.6f}}}"  # YAML reads 1e-2 as a text
         overrides = [*RUNGS[self.rung].overrides(), f"outer.recipe={self.recipe}", f"train.seed={self.seed}", optimizer]
         overrides.append(f"train.workers={self.workers}")
-        return overrides + ([f"outer.schedule.local_steps={self.local_steps}"] if self.local_steps else [])
+        overrides += [f"outer.schedule.local_steps={self.local_steps}"] if self.local_steps else []
+        return [*overrides, *self.more]
 
 
 class Climb:
@@ -121,7 +123,7 @@ class Climb:
     def measure(self, local_steps: list[int], seeds: list[int], only: list[str]) -> None:
         """Search the baselines' rates, then run every method."""
         rates = {inside: getattr(self.rung, inside) for inside in METHODS}
-        self._run(Run(self.name, "ddp", inside, lr, 0) for inside in METHODS for lr in rates[inside])
+        self.results += run_all(Run(self.name, "ddp", inside, lr, 0) for inside in METHODS for lr in rates[inside])
         plan = list[Run]()
         for inside, methods in METHODS.items():
             tried = [result for result in self.results if result["inside"] == inside]
@@ -133,16 +135,22 @@ class Climb:
                 for method in methods if not only else [method for method in methods if method in only]:
                     own_lr = 2 * lr if method in SPARSE else lr
                     plan += [Run(self.name, method, inside, own_lr, seed, steps) for steps in local_steps]
-        self._run(plan)
+        self.results += run_all(plan)
 
-    def _run(self, plan: Iterable[Run]) -> None:
-        """Train what is planned, as many runs at once as there are cores, or one where there is a GPU."""
-        at_once = 1 if torch.cuda.is_available() else os.cpu_count()
-        with multiprocessing.get_context("spawn").Pool(at_once, maxtasksperchild=1) as pool:
-            for result in pool.imap(Run.result, plan):
-                self.results.append(result)
-                name, facts = result["method"], "inside {inside:5} lr {lr:g} H {H:3} seed {seed}".format(**result)
-                print(f"{self.name} {name:13} {facts}: {result['loss']:.4f}", flush=True)
+
+def run_all(plan: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return what came of runs, as many of them at once as there are cores, or one where there is a GPU."""
+    at_once, results = 1 if torch.cuda.is_available() else os.cpu_count(), []
+    with multiprocessing.get_context("spawn").Pool(at_once, maxtasksperchild=1) as pool:
+        for result in pool.imap(_result, plan):
+            results.append(result)
+            print(" ".join(f"{name} {value}" for name, value in result.items()), flush=True)
+    return results
+
+
+def _result(run: Any) -> dict[str, Any]:
+    result: dict[str, Any] = run.result()
+    return result
 
 
 def gaps(results: list[dict[str, Any]]) -> dict[tuple[str, str, int], list[float]]:

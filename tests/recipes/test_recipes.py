@@ -102,10 +102,10 @@ def test_the_outer_optimizer_follows_workers_h_and_the_length_of_the_run():
     assert momentum(100_000, 100, short_run_momentum=0.3) == 0.9
 
 
-def test_the_warm_start_is_an_eighth_of_the_run_and_at_most_400_steps():
-    assert [warm_start(Plan(4, steps)) for steps in (7, 80, 1500, 10**6)] == [0, 10, 187, 400]
-    assert {recipe(name).schedule.warm_start_steps for name in RECIPES.names()[1:] if name != "sparseloco"} == {125}
-    assert recipe("sparseloco").schedule.warm_start_steps == 186
+def test_the_warm_start_is_a_quarter_of_the_run_and_at_most_400_steps():
+    assert [warm_start(Plan(4, steps)) for steps in (3, 80, 1500, 10**6)] == [0, 20, 375, 400]
+    assert {recipe(name).schedule.warm_start_steps for name in RECIPES.names()[1:] if name != "sparseloco"} == {250}
+    assert recipe("sparseloco").schedule.warm_start_steps == 374
 
 
 def my_recipe(plan):

@@ -137,5 +137,5 @@ def muon_outer(local_steps: int) -> Spec:
 
 
 def warm_start(plan: Plan) -> int:
-    """Inner steps of the synchronous warm start: an eighth of the run, at most 400 (docs/learning.md)."""
-    return min(plan.steps // 8, 400)
+    """Inner steps of the synchronous warm start: a quarter of the run, at most 400 (docs/learning.md)."""
+    return min(plan.steps // 4, 400)
