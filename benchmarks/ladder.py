@@ -96,7 +96,7 @@ class Run:
 
     def result(self) -> dict[str, Any]:
         """Train, unless that has been done; return what came of it."""
-        name = f"{self.method}-{self.inside}-{self.lr:g}-H{self.local_steps}-seed{self.seed}"
+        name = f"{self.method}-{self.workers}-{self.inside}-{self.lr:g}-H{self.local_steps}-seed{self.seed}"
         path = OUTPUT / self.rung / ("-".join([name, *(each.replace("/", "_") for each in self.more)]) + ".json")
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -93,7 +93,21 @@ def test_two_rounds_for_all_matrices_and_one_for_the_rest():
         LowRank(2, codec, codec).average([matrix(9), torch.ones(5), torch.ones(20, 3, 10), torch.ones(2, 2)], {}, peers)
 
     run_workers(work, 1)
-    assert calls == [2 * 2 * (40 + 20), 2 * 2 * (30 + 30), 2 * (5 + 4)]  # P, Q, what does not shrink: bytes
+    assert calls == [2 * 2 * (30 + 20), 2 * 2 * (40 + 30), 2 * (5 + 4)]  # P, Q, what does not shrink: bytes
+
+
+@pytest.mark.parametrize("shape", [(24, 96), (96, 24), (24, 8, 12)])
+def test_a_workers_own_noise_leaves_by_the_smaller_side(shape):
+    """A quarter of 24 directions of a matrix that no other worker shares are sent, whichever side is the larger."""
+
+    def work(peers):
+        own = torch.randn(shape, generator=torch.Generator().manual_seed(peers.rank))
+        (mean,), (residual,) = LowRank(6).average([own], {}, peers)
+        assert mean.shape == residual.shape == own.shape
+        return float(residual.square().sum() / own.square().sum())
+
+    for rest in run_workers(work, 8):
+        assert rest == pytest.approx(0.75, abs=0.05)
 
 
 def test_values_that_are_not_finite_are_seen():

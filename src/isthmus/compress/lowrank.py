@@ -24,6 +24,10 @@ class LowRank:
     are averaged together, through any compressor: two rounds. More than two dimensions are viewed as
     [first, rest]; what is not a matrix, or does not shrink, is averaged by `bypass`.
 
+    The columns of P, which all workers share, span a part of the smaller side: a matrix that is taller than wide is
+    turned. So r of min(n, m) directions of each worker's own matrix are sent, noise included. On the larger side they
+    were r of max(n, m), and error feedback kept the rest for as many times longer (docs/learning.md).
+
     What a lossy factor compressor does not send of A^T P stays in the residual, so the mean of what was sent is
     exact. Workers agree bit for bit where their matrix products do: on machines of one kind.
 
@@ -74,10 +78,12 @@ class LowRank:
         if self.window:
             state["rank"] = self._agree(state, peers)
         shrinks = [self._shrinks(tensor, state) for tensor in local]
-        matrices = [t.float().reshape(len(t), -1) for t, small in zip(local, shrinks, strict=True) if small]
+        shrinking = [tensor for tensor, small in zip(local, shrinks, strict=True) if small]
+        matrices = [_turned(tensor.float().reshape(len(tensor), -1)) for tensor in shrinking]
         others = [tensor for tensor, small in zip(local, shrinks, strict=True) if not small]
         bypass_state = dict(state.get("bypass", {}))
-        low_rank = self._power_iteration(matrices, state, peers, with_residual) if matrices else ([], [])
+        wide = self._power_iteration(matrices, state, peers, with_residual) if matrices else ([], [])
+        low_rank = [[_turned_back(m, t) for m, t in zip(part, shrinking, strict=False)] for part in wide]
         dense = self.bypass.average(others, bypass_state, peers, with_residual) if others else ([], [])
         state["bypass"] = bypass_state
         mean = _interleave(shrinks, low_rank[0], dense[0], local)
@@ -137,6 +143,16 @@ class LowRank:
             more = torch.randn(len(q), max(0, rank - q.shape[1]), generator=generator).to(q.device)
             starts.append(torch.cat([q[:, :rank], more], dim=1))
         return starts
+
+
+def _turned(matrix: torch.Tensor) -> torch.Tensor:
+    """Return a matrix that is at least as wide as tall."""
+    return matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+
+
+def _turned_back(matrix: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return what `_turned` was given, in its shape."""
+    return (matrix.T if len(like) ** 2 > like.numel() else matrix).reshape(like.shape)
 
 
 def _by_energy(q: torch.Tensor) -> tuple[torch.Tensor, float]:

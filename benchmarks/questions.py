@@ -1,0 +1,133 @@
+"""Questions that the recipes' rules rest on, each answered by runs side by side at a rung of the ladder.
+
+Each case is compared with `ddp` of the same inner optimizer, batch and data. Runs are processes of their own, one for
+each core at a time (`benchmarks/batched.py`); what is in runs/ladder already is not run again:
+
+    python -m benchmarks.questions start --seeds 0 1 2
+    python -m benchmarks.questions workers
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks import ladder
+from benchmarks.results import write
+
+STEPS = 1000
+LRS = {
+    "adamw": {"0.13M": 1e-2, "0.9M": 6e-3, "5M": 3e-3},
+    "muon": {"0.13M": 1e-2, "0.9M": 1e-2, "5M": 1e-2},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run, what a table calls it, and the run of `ddp` beside it."""
+
+    labels: tuple[str, ...]
+    run: ladder.Run
+    base: ladder.Run
+
+
+@dataclass(frozen=True)
+class Question:
+    """Cases of one table."""
+
+    title: str
+    columns: tuple[str, ...]  # of the labels
+    cases: Callable[[str], Iterator[Case]]  # of a rung
+
+
+def make_run(rung: str, recipe: str, local_steps: int, *more: str, workers: int = ladder.WORKERS) -> ladder.Run:
+    """Return a run of a recipe with its usual inner optimizer, and one thousand steps."""
+    inside = next(name for name, recipes in ladder.METHODS.items() if recipe in recipes)
+    lr = LRS[inside][rung] * (2 if recipe in ladder.SPARSE else 1)
+    settings = (f"train.steps={STEPS}", f"train.eval_every={STEPS}", *more)
+    return ladder.Run(rung, recipe, inside, lr, 0, local_steps, workers, settings)
+
+
+def make_base(run: ladder.Run) -> ladder.Run:
+    """Return the run of `ddp` with the same inner optimizer, and the rung's batch for each worker."""
+    return replace(run, recipe="ddp", lr=LRS[run.inside][run.rung], local_steps=0, more=run.more[:2])
+
+
+def start(rung: str) -> Iterator[Case]:
+    """How long is the synchronous start?"""
+    for recipe in ("diloco", "muloco"):
+        for steps in (0, STEPS // 8, STEPS // 4):
+            run = make_run(rung, recipe, 30, f"outer.schedule.warm_start_steps={steps}")
+            yield Case((recipe, str(steps)), run, make_base(run))
+
+
+def workers(rung: str) -> Iterator[Case]:
+    """When does another worker stop helping, at a fixed batch of all and at a fixed batch of each?"""
+    of_all = ladder.WORKERS * ladder.RUNGS[rung].batch_size
+    for recipe in ("diloco", "muloco"):
+        for local_steps in (10, 100):
+            for number in (2, 4, 8, 16, 32):
+                batch = f"inner.batch_size={of_all // number}"
+                run = make_run(rung, recipe, local_steps, batch, workers=number)
+                base = replace(make_base(run), workers=ladder.WORKERS)
+                yield Case((recipe, str(local_steps), "of all", str(number)), run, base)
+        for number in (2, 4, 8, 16):
+            run = make_run(rung, recipe, 30, workers=number)
+            yield Case((recipe, "30", "of each", str(number)), run, make_base(run))
+
+
+def momentum(rung: str) -> Iterator[Case]:
+    """Which momentum suits which H?"""
+    for recipe in ("diloco", "muloco"):
+        for local_steps in (5, 10, 30, 100):
+            for value in (0.2, 0.4, 0.6, 0.8):
+                run = make_run(rung, recipe, local_steps, f"outer.optimizer.momentum={value}")
+                yield Case((recipe, str(local_steps), str(value)), run, make_base(run))
+
+
+QUESTIONS = {
+    "start": Question("The synchronous start", ("recipe", "its steps"), start),
+    "workers": Question("From 2 to 32 workers", ("recipe", "H", "same batch", "workers"), workers),
+    "momentum": Question("The outer momentum", ("recipe", "H", "momentum"), momentum),
+}
+
+
+def answer(name: str, rung: str, seeds: list[int]) -> None:
+    """Run all cases of a question; write the table."""
+    question = QUESTIONS[name]
+    cases = list(question.cases(rung))
+    plan = dict.fromkeys(replace(run, seed=seed) for seed in seeds for case in cases for run in (case.base, case.run))
+    found = dict(zip(plan, ladder.run_all(plan), strict=True))
+    rows = []
+    for case in cases:
+        own = [found[replace(case.run, seed=seed)] for seed in seeds]
+        bases = [found[replace(case.base, seed=seed)]["loss"] for seed in seeds]
+        percents = [100 * (run["loss"] / base - 1) for run, base in zip(own, bases, strict=True)]
+        spread = f"{min(percents):+.2f} to {max(percents):+.2f}" if len(seeds) > 1 else "-"
+        losses = [f"{own[0]['loss']:.4f}", f"{bases[0]:.4f}"]
+        rows.append([*case.labels, *losses, f"{statistics.mean(percents):+.2f} %", spread, _megabytes(own[0])])
+    columns = [*question.columns, "loss", "ddp", "mean gap", "by seed, %", "MB sent"]
+    notes = [f"{ladder.RUNGS[rung]}", f"but {STEPS} steps; seeds {seeds}; losses are the first seed's"]
+    print(write(f"{name}-{rung}", f"{question.title}, {rung} parameters", columns, rows, notes, list(found.values())))
+
+
+def _megabytes(result: dict[str, Any]) -> str:
+    return f"{result['sent_bytes'] / 1e6:.1f}"
+
+
+def main() -> None:
+    """Answer questions."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("questions", nargs="+", choices=QUESTIONS)
+    parser.add_argument("--rung", choices=LRS["adamw"], default="0.13M")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    arguments = parser.parse_args()
+    for name in arguments.questions:
+        answer(name, arguments.rung, arguments.seeds)
+
+
+if __name__ == "__main__":
+    main()
