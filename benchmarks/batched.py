@@ -115,12 +115,23 @@ def stack(models: list[nn.Module]) -> nn.Module:
     return stacked
 
 
+@dataclass(frozen=True)
+class Domains:
+    """Texts of different kinds: each worker reads one, or the same samples are dealt to all workers alike."""
+
+    sources: tuple[str, ...]
+    dealt: bool
+
+
 class Workers:
     """All workers of a run: their models, their optimizer, and the batches they read."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, domains: Domains | None = None) -> None:
         self.config, spec = config, assemble.build_model_spec(config)
-        self.data_set = assemble.open_data(config, spec)
+        self.domains = domains
+        sources = [config.data["source"]] if domains is None else domains.sources
+        own_data = [config.model_copy(update={"data": {**config.data, "source": source}}) for source in sources]
+        self.data_sets = [assemble.open_data(each, spec) for each in own_data]
         self.device = assemble.choose_device()
         first = spec.build(config.train.seed).to(self.device)
         averages_gradients = config.outer.schedule is None  # then all workers have one model
@@ -136,13 +147,18 @@ class Workers:
 
     def open_batches(self) -> Iterator[Batch]:
         """Yield the batches of all workers, one behind the other."""
-        train = self.config.train
-        own = [
-            open_batches(self.data_set, train.seed, self.config.inner.batch_size, worker, train.workers)
-            for worker in range(train.workers)
-        ]
+        train, size = self.config.train, self.config.inner.batch_size
+        if self.domains is None:
+            places = [(self.data_sets[0], worker, train.workers) for worker in range(train.workers)]
+        else:
+            places = [(data_set, 0, 1) for data_set in self.data_sets]
+        own = [open_batches(data_set, train.seed, size, *place) for data_set, *place in places]
         for batches in zip(*own):  # noqa: B905 (none of them ends)
-            yield {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+            rows = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+            if self.domains is not None and self.domains.dealt:  # the first row to the first worker, and so on
+                order = torch.arange(len(batches) * size).view(-1, len(batches)).T.flatten()
+                rows = {name: tensor[order] for name, tensor in rows.items()}
+            yield rows
 
     def train_step(self, step: int, batch: Batch) -> None:
         """Take one inner step of all workers."""
@@ -167,10 +183,12 @@ class Workers:
                 grad.mul_(factors.view(-1, *[1] * (grad.ndim - 1)))
 
     def evaluate(self) -> float:
-        """Return the evaluation loss of the first worker's model."""
-        size = self.config.inner.batch_size
-        batches = self.data_set.validation(size, self.config.train.eval_batches * size)
-        return evaluate(self.models[0], batches, self.device)["loss"]
+        """Return the evaluation loss of the first worker's model, the mean over domains."""
+        size, losses = self.config.inner.batch_size, list[float]()
+        for data_set in self.data_sets:
+            batches = data_set.validation(size, self.config.train.eval_batches * size)
+            losses.append(evaluate(self.models[0], batches, self.device)["loss"])
+        return sum(losses) / len(losses)
 
 
 class OuterLoops:
@@ -200,9 +218,9 @@ class OuterLoops:
         return list(self._pool.map(function, items))
 
 
-def train(config: RunConfig) -> RunResult:
+def train(config: RunConfig, domains: Domains | None = None) -> RunResult:
     """Run a configuration to its end; return what came of it."""
-    workers, result = Workers(config), RunResult(0.0, {}, 0)
+    workers, result = Workers(config, domains), RunResult(0.0, {}, 0)
     steps = zip(range(config.train.steps), workers.open_batches(), strict=False)
     if config.outer.schedule is None:
         for step, batch in steps:
@@ -233,7 +251,7 @@ def _note(result: RunResult, step: int, reports: list[list[SyncReport]]) -> None
         result.norms.append((step, of_sync[0].norm))
 
 
-def run(config: Path, overrides: list[str]) -> RunResult:
+def run(config: Path, overrides: list[str], domains: Domains | None = None) -> RunResult:
     """Train a configuration file with overrides, with one thread: several of them run beside one another."""
     torch.set_num_threads(1)
-    return train(load_config(config, overrides))
+    return train(load_config(config, overrides), domains)

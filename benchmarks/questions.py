@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks import ladder
+from benchmarks import domains, ladder
+from benchmarks.batched import Domains
 from benchmarks.results import write
 
 STEPS = 1000
@@ -88,9 +89,20 @@ def momentum(rung: str) -> Iterator[Case]:
                 yield Case((recipe, str(local_steps), str(value)), run, make_base(run))
 
 
+def unequal(rung: str) -> Iterator[Case]:
+    """What does it cost that every worker has texts of its own kind?"""
+    sources = domains.make()
+    for recipe in (name for recipes in ladder.METHODS.values() for name in recipes):
+        for dealt in (True, False):
+            run = replace(make_run(rung, recipe, 30), domains=Domains(sources, dealt))
+            base = replace(make_base(run), domains=Domains(sources, dealt=True))
+            yield Case((recipe, "equal shares" if dealt else "a kind each"), run, base)
+
+
 QUESTIONS = {
     "start": Question("The synchronous start", ("recipe", "its steps"), start),
     "workers": Question("From 2 to 32 workers", ("recipe", "H", "same batch", "workers"), workers),
+    "unequal": Question("Data of four kinds", ("recipe", "of a worker"), unequal),
     "momentum": Question("The outer momentum", ("recipe", "H", "momentum"), momentum),
 }
 

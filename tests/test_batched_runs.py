@@ -8,6 +8,7 @@ import yaml
 from benchmarks import batched
 from torch import nn
 
+from isthmus.recipes import load_config
 from tests.launched import ROOT, finish
 from tests.program import Program
 
@@ -38,6 +39,23 @@ def test_ends_as_workers_in_processes_do(tmp_path: Path, recipe: str, inside: st
     if recipe != "ddp":
         assert result.sent_bytes == summary["sent_bytes"][0]
         assert [*result.losses] == [8, 16]
+
+
+def test_domains_are_one_a_worker_or_dealt_to_all_alike(tmp_path: Path) -> None:
+    """The same samples in a step; dealt, each worker has as many of every domain."""
+    for letter in "abc":
+        (tmp_path / letter).mkdir()
+        (tmp_path / letter / "1.txt").write_text(9000 * letter)
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(CONFIG | {"inner": {"batch_size": 6}}))
+    config, sources = load_config(path, ["outer.recipe=diloco"]), tuple(str(tmp_path / letter) for letter in "abc")
+
+    def letters(dealt: bool) -> list[str]:
+        rows = next(batched.Workers(config, batched.Domains(sources, dealt)).open_batches())
+        return ["".join(chr(int(row[0])) for row in worker) for worker in next(iter(rows.values())).split(6)]
+
+    assert letters(dealt=False) == ["aaaaaa", "bbbbbb", "cccccc"]
+    assert letters(dealt=True) == ["aabbcc"] * 3
 
 
 def test_names_a_layer_that_cannot_be_stacked() -> None:
