@@ -199,7 +199,7 @@ def test_a_run_can_be_lengthened(monkeypatch, capsys, config, tmp_path, again):
     assert "step 24/24" in capsys.readouterr().err
     kept = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     assert kept["train"]["steps"] == 24
-    assert kept["outer"]["schedule"]["warm_start_steps"] == 2
+    assert kept["outer"]["schedule"]["warm_start_steps"] == 4
 
 
 @pytest.mark.processes

@@ -104,8 +104,27 @@ def test_the_outer_optimizer_follows_workers_h_and_the_length_of_the_run():
 
 def test_the_warm_start_is_a_quarter_of_the_run_and_at_most_400_steps():
     assert [warm_start(Plan(4, steps)) for steps in (3, 80, 1500, 10**6)] == [0, 20, 375, 400]
-    assert {recipe(name).schedule.warm_start_steps for name in RECIPES.names()[1:] if name != "sparseloco"} == {250}
-    assert recipe("sparseloco").schedule.warm_start_steps == 374
+    assert warm_start(Plan(4, steps=1000), every=8) == 248
+    starts = {name: recipe(name).schedule for name in RECIPES.names() if name != "ddp"}
+    assert {name: (each.warm_start_steps, each.warm_start_every) for name, each in starts.items()} == {
+        "diloco": (250, 1),
+        "opendiloco": (250, 1),
+        "streaming": (250, 1),
+        "eager": (248, 4),
+        "dct_momentum": (248, 4),
+        "muloco": (248, 4),
+        "dilocox": (248, 8),
+        "sparseloco": (368, 8),
+    }
+
+
+def test_the_fewer_syncs_the_more_each_of_them_sends():
+    def sent(steps):
+        plan = Plan(4, steps, local_steps=30)
+        sparse, low_rank = (RECIPES.get(name)(plan).compressor.compressor for name in ("sparseloco", "dilocox"))
+        return sparse.keep, low_rank.rank
+
+    assert [sent(steps) for steps in (10, 1000, 3000, 10**5)] == [(256, 0.25), (256, 0.25), (192, 0.128), (64, 0.062)]
 
 
 def my_recipe(plan):

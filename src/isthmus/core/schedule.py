@@ -37,7 +37,7 @@ class SyncSchedule:
         if self.warm_start_steps % self.warm_start_every:
             raise UserError(
                 f"schedule: warm_start_steps {self.warm_start_steps} is not divisible by "
-                f"warm_start_every {self.warm_start_every}"
+                f"warm_start_every {self.warm_start_every}: choose a multiple, or set both"
             )
 
     def warm(self, step: int) -> bool:

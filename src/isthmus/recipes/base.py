@@ -106,6 +106,8 @@ def _put_anchors(fragments: list[Fragment], state_dict: State, replicated: bool)
 
 MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section
 FAST_MUON: dict[str, Any] = {"optimizer": {"type": "muon", "lr": 0.02}}  # where few directions cross
+MUON_START = 4  # inner steps between two syncs of the start with Muon inside, where all values cross
+SPARSE_START = 8  # and where few of them do
 _LARGE_H = 8
 _MANY_OUTER_STEPS = 500  # from here on a run is long, as in the papers, and their momentum is right
 
@@ -136,6 +138,29 @@ def muon_outer(local_steps: int) -> Spec:
     return {"type": "sgd", "lr": 0.7, "momentum": 0.6 if local_steps >= 20 else 0.4, "nesterov": True}
 
 
-def warm_start(plan: Plan) -> int:
-    """Inner steps of the synchronous warm start: a quarter of the run, at most 400 (docs/learning.md)."""
-    return min(plan.steps // 4, 400)
+def warm_start(plan: Plan, every: int = 1) -> int:
+    """Inner steps of the synchronous warm start: a quarter of the run, at most 400 (docs/learning.md).
+
+    Args:
+        plan: of the run.
+        every: inner steps between two of its syncs; the result is a multiple.
+    """
+    return min(plan.steps // 4, 400) // every * every
+
+
+def share_to_send(plan: Plan, local_steps: int, start: int, crossings: int, least: float, most: float) -> float:
+    """Part of all values, or of all directions, that cross in a sync: enough for each to cross `crossings` times.
+
+    What error feedback still holds when a run ends was learnt in vain, so few syncs must send more each
+    (docs/learning.md).
+
+    Args:
+        plan: of the run.
+        local_steps: H.
+        start: inner steps of the warm start.
+        crossings: on average, in all syncs after the start.
+        least: the smallest part, of long runs: the paper's.
+        most: the largest part, of short runs.
+    """
+    syncs = max(1, (plan.steps - start) // local_steps)
+    return min(most, max(least, crossings / syncs))

@@ -3,7 +3,7 @@
 from isthmus.compress.float4 import Float4
 from isthmus.core import SyncSchedule
 from isthmus.outer import Eager
-from isthmus.recipes.base import MUON, Plan, Recipe, outer_sgd, warm_start
+from isthmus.recipes.base import FAST_MUON, MUON_START, Plan, Recipe, outer_sgd, warm_start
 
 
 def eager(plan: Plan) -> Recipe:
@@ -13,9 +13,14 @@ def eager(plan: Plan) -> Recipe:
     """
     local_steps = plan.local_steps or 30
     return Recipe(
-        schedule=SyncSchedule(local_steps, overlap_steps=local_steps, warm_start_steps=warm_start(plan)),
+        schedule=SyncSchedule(
+            local_steps,
+            overlap_steps=local_steps,
+            warm_start_steps=warm_start(plan, MUON_START),
+            warm_start_every=MUON_START,
+        ),
         compressor=Float4("E3M0"),
         optimizer=outer_sgd(plan, local_steps, short_run_momentum=0.3),
         merge=Eager(),
-        inner=MUON,
+        inner=FAST_MUON,
     )
