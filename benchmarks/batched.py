@@ -218,9 +218,9 @@ class OuterLoops:
         return list(self._pool.map(function, items))
 
 
-def train(config: RunConfig, domains: Domains | None = None) -> RunResult:
-    """Run a configuration to its end; return what came of it."""
-    workers, result = Workers(config, domains), RunResult(0.0, {}, 0)
+def train(workers: Workers) -> RunResult:
+    """Run workers to the end of their configuration; return what came of it."""
+    config, result = workers.config, RunResult(0.0, {}, 0)
     steps = zip(range(config.train.steps), workers.open_batches(), strict=False)
     if config.outer.schedule is None:
         for step, batch in steps:
@@ -254,4 +254,4 @@ def _note(result: RunResult, step: int, reports: list[list[SyncReport]]) -> None
 def run(config: Path, overrides: list[str], domains: Domains | None = None) -> RunResult:
     """Train a configuration file with overrides, with one thread: several of them run beside one another."""
     torch.set_num_threads(1)
-    return train(load_config(config, overrides), domains)
+    return train(Workers(load_config(config, overrides), domains))
