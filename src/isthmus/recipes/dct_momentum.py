@@ -5,7 +5,7 @@ from isthmus.compress.feedback import ErrorFeedback
 from isthmus.compress.quantize import Quantize
 from isthmus.compress.topk import TopK
 from isthmus.core import SyncSchedule
-from isthmus.recipes.base import FAST_MUON, MUON_START, Plan, Recipe, muon_outer, warm_start
+from isthmus.recipes.base import MUON, MUON_START, Plan, Recipe, muon_outer, warm_start
 
 
 def dct_momentum(plan: Plan) -> Recipe:
@@ -19,5 +19,5 @@ def dct_momentum(plan: Plan) -> Recipe:
         schedule=SyncSchedule(local_steps, warm_start_steps=warm_start(plan, MUON_START), warm_start_every=MUON_START),
         compressor=ErrorFeedback(DCT(TopK(keep=256, values=Quantize(bits=8, block=256))), decay=0.95),
         optimizer=muon_outer(local_steps),
-        inner=FAST_MUON,
+        inner=MUON,
     )

@@ -3,7 +3,7 @@
 from isthmus.compress.float4 import Float4
 from isthmus.core import SyncSchedule
 from isthmus.outer import Eager
-from isthmus.recipes.base import FAST_MUON, MUON_START, Plan, Recipe, outer_sgd, warm_start
+from isthmus.recipes.base import MUON, MUON_START, Plan, Recipe, outer_sgd, warm_start
 
 
 def eager(plan: Plan) -> Recipe:
@@ -22,5 +22,5 @@ def eager(plan: Plan) -> Recipe:
         compressor=Float4("E3M0"),
         optimizer=outer_sgd(plan, local_steps, short_run_momentum=0.3),
         merge=Eager(),
-        inner=FAST_MUON,
+        inner=MUON,
     )
