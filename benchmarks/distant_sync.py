@@ -58,7 +58,9 @@ class Subject:
         equal = torch.Generator().manual_seed(0)  # on all workers, also where these are threads
         for param in self.model.parameters():
             nn.init.normal_(param, std=WIDTH**-0.5, generator=equal)
-        recipe = RECIPES.get(name)(Plan(num_workers, 1000, 10))
+        recipe = RECIPES.get(name)(
+            Plan(num_workers, steps=100_000, local_steps=10)
+        )  # a long run, whose syncs send least
         self.num_fragments = recipe.schedule.num_fragments
         schedule = replace(recipe.schedule, local_steps=self.num_fragments, overlap_steps=0, warm_start_steps=0)
         self.loop = replace(recipe, schedule=schedule).outer_loop(self.model, transport)

@@ -64,14 +64,14 @@ def write(
 ) -> Path:
     """Write results/<date>-<name>.json (all data) and .md (the table); returns the latter's path."""
     facts = circumstances()
-    stem = folder / f"{facts['date']}-{name}"
+    stem = f"{facts['date']}-{name}"  # with_suffix would cut a name such as ladder-0.13M
     folder.mkdir(parents=True, exist_ok=True)
-    stem.with_suffix(".json").write_text(json.dumps({"circumstances": facts, "results": data}, indent=1) + "\n")
+    (folder / f"{stem}.json").write_text(json.dumps({"circumstances": facts, "results": data}, indent=1) + "\n")
     said = ", ".join(f"{key}: {value}" for key, value in facts.items())
     lines = [f"# {title}", "", *wrap(said, WIDTH), ""]
     lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
     lines += ["", *(line for note in notes for line in wrap(f"- {note}", WIDTH, subsequent_indent="  "))]
-    path = stem.with_suffix(".md")
+    path = folder / f"{stem}.md"
     path.write_text("\n".join(lines) + "\n")
     return path

@@ -91,9 +91,9 @@ CONTENDERS = [
     ours("opendiloco", "float16"),
     ours("streaming", "E3M0", TAU),
     ours("eager", "E3M0"),
-    ours("dilocox", "rank 32, int4"),
+    ours("dilocox", "rank 1/16, int4", "outer.compressor.compressor.rank=0.0625"),  # what long runs send
     ours("dct_momentum", "1/16, int8"),
-    ours("sparseloco", "1/64, 2 bits"),
+    ours("sparseloco", "1/64, 2 bits", "outer.compressor.compressor.keep=64"),
     ours("muloco", "2 bits"),
 ]
 
