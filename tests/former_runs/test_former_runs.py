@@ -16,7 +16,8 @@ pytestmark = pytest.mark.processes
 
 HERE = Path(__file__).parent
 # what the version that began them ended with; another processor rounds otherwise, a lost state shows in the third digit
-EVAL_LOSS = {"streaming": 2.4314072132110596, "dilocox": 2.4294852018356323, "dct_momentum": 2.4861851930618286}
+# (dilocox with 2.4294852018356323: its low rank shares the basis of the smaller side since, and begins it anew)
+EVAL_LOSS = {"streaming": 2.4314072132110596, "dilocox": 2.4306159019470215, "dct_momentum": 2.4861851930618286}
 
 
 def resume(name: str, folder: Path) -> dict:

@@ -47,7 +47,7 @@ class Run:
         self.model = Blocks(seed, dtype)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.arguments = (name, self.model, STEPS, 8)
-        self.options = {"warm_start_steps": 2, "hash_every": 1, **SMALL.get(name, {}), **options}
+        self.options = {"warm_start_steps": 2, "warm_start_every": 1, "hash_every": 1, **SMALL.get(name, {}), **options}
         self.outer_loop: OuterLoop | None = None
 
     def attach(self, **more: Any) -> None:
