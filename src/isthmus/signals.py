@@ -63,10 +63,10 @@ def handled_by(handler: Callable[[int, FrameType | None], object]) -> Iterator[N
 
 def _end(number: int, frame: FrameType | None) -> None:
     _heard.set()
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    _say_why()
-    raise SystemExit(STOPPED)
+    if number == signal.SIGTERM:
+        _say_why()
+    # no KeyboardInterrupt: where one passes code that C runs (an import), Python ends by SIGINT whoever catches it
+    raise SystemExit(_CODES[signal.Signals(number)])
 
 
 def _watch(reader: int) -> None:
