@@ -98,12 +98,11 @@ def test_who_needs_several_rounds_to_catch_up_is_waited_for_once(monkeypatch, ca
     town.start("worker-2", each_step=lambda worker: time.sleep(0.05))
     town.wait(60)
     reports = {name: worker.reports for name, worker in town.workers.items()}
-    assert len(seconds) == 2
+    assert len(seconds) == 2  # the others were held up for the second one, else a third would have followed
     assert min(seconds) > 3, seconds
     without = [report for report in reports["worker-0"] if report.num_peers == 2 and report.seconds > 1]
     assert len(without) >= 2  # rounds that the first download took; the engine's grace of 1.5 s is in them
     assert [report.num_peers for report in reports["worker-2"] if report.committed].count(3) > 2
-    assert 3 in [report.num_peers for report in reports["worker-0"] if report.seconds > 2.5]  # held up for it
     assert any("for worker-2, whose link needs longer for the state than a round" in line for line in caplog.messages)
     assert len({worker.loop.anchor_hash() for worker in town.workers.values()}) == 1
 
