@@ -84,7 +84,7 @@ def momentum(rung: str) -> Iterator[Case]:
     """Which momentum suits which H?"""
     for recipe in ("diloco", "muloco"):
         for local_steps in (5, 10, 30, 100):
-            for value in (0.2, 0.4, 0.6, 0.8):
+            for value in (0.4, 0.6, 0.8, 0.9):
                 run = make_run(rung, recipe, local_steps, f"outer.optimizer.momentum={value}")
                 yield Case((recipe, str(local_steps), str(value)), run, make_base(run))
 
