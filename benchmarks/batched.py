@@ -10,6 +10,7 @@ result, up to the order of sums (tests/test_batched_runs.py).
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -22,9 +23,10 @@ from torch import nn
 
 from isthmus.config import RunConfig
 from isthmus.core import SyncReport
-from isthmus.data import open_batches
+from isthmus.data import DataSet, open_batches
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES
 from isthmus.inner.step import Batch
+from isthmus.models import ModelSpec
 from isthmus.recipes import load_config
 from isthmus.spec import build
 from isthmus.train import assemble
@@ -115,29 +117,82 @@ def stack(models: list[nn.Module]) -> nn.Module:
     return stacked
 
 
+class Shares:
+    """What each worker reads in a step: equal shares of one data set that has an order, as in `isthmus train`."""
+
+    name: str  # in the names of files
+    weights: list[float] | None = None  # each worker's share of the mean; None: equal ones
+
+    def open(self, config: RunConfig, spec: ModelSpec) -> list[DataSet]:
+        """Return the data sets, each of which has an equal part in the samples of a step."""
+        return [assemble.open_data(config, spec)]
+
+    def order(self, num_workers: int, batch_size: int) -> torch.Tensor:
+        """Return which of a step's samples, of one data set behind the other, each worker reads, in rank order."""
+        return torch.arange(num_workers * batch_size)
+
+
 @dataclass(frozen=True)
-class Domains:
+class Domains(Shares):
     """Texts of different kinds: each worker reads one, or the same samples are dealt to all workers alike."""
 
     sources: tuple[str, ...]
     dealt: bool
 
+    @property
+    def name(self) -> str:  # noqa: D102
+        return "dealt" if self.dealt else "domains"
+
+    def open(self, config: RunConfig, spec: ModelSpec) -> list[DataSet]:  # noqa: D102
+        own = [config.model_copy(update={"data": {**config.data, "source": source}}) for source in self.sources]
+        return [assemble.open_data(each, spec) for each in own]
+
+    def order(self, num_workers: int, batch_size: int) -> torch.Tensor:  # noqa: D102
+        order = super().order(num_workers, batch_size)
+        return order.view(-1, num_workers).T.flatten() if self.dealt else order  # the first to the first worker
+
+
+@dataclass(frozen=True)
+class Amounts(Shares):
+    """Shares of one data set that are not equal: the samples of every worker in a step.
+
+    All workers have as many rows in the stacked computation: where one has fewer samples it repeats each of them
+    equally often, which leaves the mean gradient what it is.
+    """
+
+    rows: tuple[int, ...]
+    weighted: bool  # by these numbers, in the mean over workers
+
+    @property
+    def name(self) -> str:  # noqa: D102
+        return "-".join(["rows", *map(str, self.rows), *(["weighted"] if self.weighted else [])])
+
+    @property
+    def weights(self) -> list[float] | None:  # noqa: D102
+        return [number / sum(self.rows) for number in self.rows] if self.weighted else None
+
+    def order(self, num_workers: int, batch_size: int) -> torch.Tensor:  # noqa: D102
+        own, num_rows = super().order(num_workers, batch_size).split(self.rows), math.lcm(*self.rows)
+        return torch.cat([numbers.repeat(num_rows // len(numbers)) for numbers in own])
+
 
 class Workers:
     """All workers of a run: their models, their optimizer, and the batches they read."""
 
-    def __init__(self, config: RunConfig, domains: Domains | None = None) -> None:
+    def __init__(self, config: RunConfig, shares: Shares | None = None) -> None:
         self.config, spec = config, assemble.build_model_spec(config)
-        self.domains = domains
-        sources = [config.data["source"]] if domains is None else domains.sources
-        own_data = [config.model_copy(update={"data": {**config.data, "source": source}}) for source in sources]
-        self.data_sets = [assemble.open_data(each, spec) for each in own_data]
+        self.shares = shares or Shares()
+        self.data_sets = self.shares.open(config, spec)
         self.device = assemble.choose_device()
         first = spec.build(config.train.seed).to(self.device)
         averages_gradients = config.outer.schedule is None  # then all workers have one model
         self.num_models = 1 if averages_gradients else config.train.workers
         self.models = [copy.deepcopy(first) for _ in range(self.num_models)]
-        self.stacked = stack(self.models)
+        self.build_steps()
+
+    def build_steps(self) -> None:
+        """Build what takes the inner steps."""
+        config, self.stacked = self.config, stack(self.models)
         everything = nn.ModuleDict({str(number): model for number, model in enumerate(self.models)})
         self.optimizer = build(INNER_OPTIMIZERS, config.inner.optimizer).build(everything)
         self._peak_lrs = [group["lr"] for group in self.optimizer.param_groups]
@@ -148,17 +203,10 @@ class Workers:
     def open_batches(self) -> Iterator[Batch]:
         """Yield the batches of all workers, one behind the other."""
         train, size = self.config.train, self.config.inner.batch_size
-        if self.domains is None:
-            places = [(self.data_sets[0], worker, train.workers) for worker in range(train.workers)]
-        else:
-            places = [(data_set, 0, 1) for data_set in self.data_sets]
-        own = [open_batches(data_set, train.seed, size, *place) for data_set, *place in places]
+        order, part = self.shares.order(train.workers, size), train.workers * size // len(self.data_sets)
+        own = [open_batches(data_set, train.seed, part, worker=0, num_workers=1) for data_set in self.data_sets]
         for batches in zip(*own):  # noqa: B905 (none of them ends)
-            rows = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-            if self.domains is not None and self.domains.dealt:  # the first row to the first worker, and so on
-                order = torch.arange(len(batches) * size).view(-1, len(batches)).T.flatten()
-                rows = {name: tensor[order] for name, tensor in rows.items()}
-            yield rows
+            yield {name: torch.cat([batch[name] for batch in batches])[order] for name in batches[0]}
 
     def train_step(self, step: int, batch: Batch) -> None:
         """Take one inner step of all workers."""
@@ -183,12 +231,16 @@ class Workers:
                 grad.mul_(factors.view(-1, *[1] * (grad.ndim - 1)))
 
     def evaluate(self) -> float:
-        """Return the evaluation loss of the first worker's model, the mean over domains."""
-        size, losses = self.config.inner.batch_size, list[float]()
+        """Return the evaluation loss of the first worker's model, the mean over data sets."""
+        return self.measure()["loss"]
+
+    def measure(self) -> dict[str, float]:
+        """Return all that an evaluation of the first worker's model finds, the means over data sets."""
+        size, found = self.config.inner.batch_size, list[dict[str, float]]()
         for data_set in self.data_sets:
             batches = data_set.validation(size, self.config.train.eval_batches * size)
-            losses.append(evaluate(self.models[0], batches, self.device)["loss"])
-        return sum(losses) / len(losses)
+            found.append(evaluate(self.models[0], batches, self.device))
+        return {name: sum(each[name] for each in found) / len(found) for name in found[0]}
 
 
 class OuterLoops:
@@ -196,7 +248,7 @@ class OuterLoops:
 
     def __init__(self, workers: Workers) -> None:
         self._pool = ThreadPoolExecutor(workers.num_models)
-        world = LocalWorld(workers.num_models)
+        world = LocalWorld(workers.num_models, weights=workers.shares.weights)
         pairs = [(model, Local(world, rank)) for rank, model in enumerate(workers.models)]
         config = workers.config
         self.loops: list[OuterLoopMethod] = self._each(lambda pair: assemble.build_outer_loop(config, *pair), pairs)
@@ -251,7 +303,7 @@ def _note(result: RunResult, step: int, reports: list[list[SyncReport]]) -> None
         result.norms.append((step, of_sync[0].norm))
 
 
-def run(config: Path, overrides: list[str], domains: Domains | None = None) -> RunResult:
+def run(config: Path, overrides: list[str], shares: Shares | None = None) -> RunResult:
     """Train a configuration file with overrides, with one thread: several of them run beside one another."""
     torch.set_num_threads(1)
-    return train(Workers(load_config(config, overrides), domains))
+    return train(Workers(load_config(config, overrides), shares))

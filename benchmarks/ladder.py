@@ -88,7 +88,7 @@ class Run:
     local_steps: int = 0  # 0: none, as in ddp
     workers: int = WORKERS
     more: tuple[str, ...] = ()  # overrides
-    domains: batched.Domains | None = None  # instead of the standard library
+    shares: batched.Shares | None = None  # of the workers, where they do not read the standard library alike
 
     @property
     def method(self) -> str:
@@ -98,11 +98,11 @@ class Run:
     def result(self) -> dict[str, Any]:
         """Train, unless that has been done; return what came of it."""
         name = f"{self.method}-{self.workers}-{self.inside}-{self.lr:g}-H{self.local_steps}-seed{self.seed}"
-        data = [] if self.domains is None else ["dealt" if self.domains.dealt else "domains"]
+        data = [] if self.shares is None else [self.shares.name]
         path = OUTPUT / self.rung / ("-".join([name, *data, *self.more]) + ".json")
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(asdict(batched.run(CONFIG, self._overrides(), self.domains))))
+            path.write_text(json.dumps(asdict(batched.run(CONFIG, self._overrides(), self.shares))))
         outcome = json.loads(path.read_text())
         facts = {"inside": self.inside, "lr": self.lr, "H": self.local_steps, "seed": self.seed}
         return {"method": self.method, **facts, "loss": outcome["loss"], "sent_bytes": outcome["sent_bytes"]}

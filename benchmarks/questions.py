@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks import domains, ladder
-from benchmarks.batched import Domains
+from benchmarks.batched import Amounts, Domains
 from benchmarks.results import write
 
 STEPS = 1000
+RECIPES = [name for recipes in ladder.METHODS.values() for name in recipes]
 LRS = {
     "adamw": {"0.13M": 1e-2, "0.9M": 6e-3, "5M": 3e-3},
     "muon": {"0.13M": 1e-2, "0.9M": 1e-2, "5M": 1e-2},
@@ -92,17 +93,33 @@ def momentum(rung: str) -> Iterator[Case]:
 def unequal(rung: str) -> Iterator[Case]:
     """What does it cost that every worker has texts of its own kind?"""
     sources = domains.make()
-    for recipe in (name for recipes in ladder.METHODS.values() for name in recipes):
+    for recipe in RECIPES:
         for dealt in (True, False):
-            run = replace(make_run(rung, recipe, 30), domains=Domains(sources, dealt))
-            base = replace(make_base(run), domains=Domains(sources, dealt=True))
+            run = replace(make_run(rung, recipe, 30), shares=Domains(sources, dealt))
+            base = replace(make_base(run), shares=Domains(sources, dealt=True))
             yield Case((recipe, "equal shares" if dealt else "a kind each"), run, base)
+
+
+def amounts(rung: str) -> Iterator[Case]:
+    """What does it cost that workers read 8, 4, 2 and 2 sequences a step, not 4 each?"""
+    rows = (8, 4, 2, 2)
+    shares = {
+        ("4 each", "equal"): None,
+        ("8, 4, 2, 2", "equal"): Amounts(rows, weighted=False),
+        ("8, 4, 2, 2", "by tokens"): Amounts(rows, weighted=True),
+    }
+    for recipe in RECIPES:
+        run = make_run(rung, recipe, 30, f"inner.batch_size={sum(rows) // len(rows)}")
+        base = replace(make_base(run), more=run.more)
+        for labels, own in shares.items():
+            yield Case((recipe, *labels), replace(run, shares=own), base)
 
 
 QUESTIONS = {
     "start": Question("The synchronous start", ("recipe", "its steps"), start),
     "workers": Question("From 2 to 32 workers", ("recipe", "H", "same batch", "workers"), workers),
     "unequal": Question("Data of four kinds", ("recipe", "of a worker"), unequal),
+    "amounts": Question("Different amounts of data", ("recipe", "sequences a step", "weights"), amounts),
     "momentum": Question("The outer momentum", ("recipe", "H", "momentum"), momentum),
 }
 

@@ -1,13 +1,17 @@
 """A run whose workers are batched in one process ends as one whose workers are processes."""
 
+import copy
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
-from benchmarks import batched
+from benchmarks import batched, ladder
 from torch import nn
 
+from isthmus.config import RunConfig
 from isthmus.recipes import load_config
 from tests.launched import ROOT, finish
 from tests.program import Program
@@ -18,6 +22,12 @@ CONFIG = {
     "inner": {"batch_size": 4, "lr_schedule": {"type": "cosine"}},
     "train": {"workers": 3, "steps": 24, "eval_every": 8, "eval_batches": 2, "checkpoint_every": 0},
 }
+
+
+def load_tiny(folder: Path, overrides: list[str]) -> RunConfig:
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(CONFIG | {"model": CONFIG["model"] | {"sequence_length": 16}}))
+    return load_config(path, overrides)
 
 
 @pytest.mark.processes
@@ -56,6 +66,52 @@ def test_domains_are_one_a_worker_or_dealt_to_all_alike(tmp_path: Path) -> None:
 
     assert letters(dealt=False) == ["aaaaaa", "bbbbbb", "cccccc"]
     assert letters(dealt=True) == ["aabbcc"] * 3
+
+
+AMOUNTS = (8, 2, 2)  # of 12 samples a step
+
+
+def test_a_worker_with_fewer_samples_has_the_gradient_of_these_alone(tmp_path: Path) -> None:
+    config = load_tiny(tmp_path, ["outer.recipe=diloco", "inner.clip_norm=null"])
+    workers = batched.Workers(config, batched.Amounts(AMOUNTS, weighted=False))
+    alone = [copy.deepcopy(model) for model in workers.models]
+    samples = next(batched.Workers(config).open_batches())  # of equal shares: each is read once
+    workers.train_step(0, next(workers.open_batches()))
+    for model, other, tokens in zip(workers.models, alone, samples["tokens"].split(AMOUNTS), strict=True):
+        other.zero_grad()
+        other({"tokens": tokens}).backward()
+        for param, expected in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(param.grad, expected.grad)
+
+
+@pytest.mark.parametrize(("weighted", "weights"), [(True, (8 / 12, 2 / 12, 2 / 12)), (False, (1 / 3, 1 / 3, 1 / 3))])
+def test_the_weights_of_amounts_are_those_of_the_mean(
+    tmp_path: Path, weighted: bool, weights: tuple[float, ...]
+) -> None:
+    """With an outer step of length 1 the new weights are the mean of the workers'."""
+    plainly = ["outer.optimizer={type: sgd, lr: 1.0}", "outer.schedule={local_steps: 1, warm_start_steps: 0}"]
+    config = load_tiny(tmp_path, ["outer.recipe=diloco", *plainly])
+    workers = batched.Workers(config, batched.Amounts(AMOUNTS, weighted))
+    with closing(batched.OuterLoops(workers)) as outer:
+        workers.train_step(config.train.steps // 2, next(workers.open_batches()))
+        learnt = [nn.utils.parameters_to_vector(model.parameters()).detach() for model in workers.models]
+        outer.step()
+    expected = sum(weight * vector for weight, vector in zip(weights, learnt, strict=True))
+    for model in workers.models:
+        torch.testing.assert_close(nn.utils.parameters_to_vector(model.parameters()).detach(), expected)
+
+
+def test_shares_have_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = [None, batched.Domains((), dealt=True), batched.Domains((), dealt=False)]
+    shares += [batched.Amounts(AMOUNTS, weighted) for weighted in (True, False)]
+    monkeypatch.setattr(ladder, "OUTPUT", tmp_path)
+    monkeypatch.setattr(batched, "run", lambda config, overrides, shares: batched.RunResult(1.0, {}, 2))
+    for each in shares:
+        ladder.Run("0.13M", "diloco", "adamw", 0.01, 0, 30, shares=each).result()
+    own = ("", "-dealt", "-domains", "-rows-8-2-2-weighted", "-rows-8-2-2")
+    assert {path.name for path in (tmp_path / "0.13M").iterdir()} == {
+        f"diloco-4-adamw-0.01-H30-seed0{name}.json" for name in own
+    }
 
 
 def test_names_a_layer_that_cannot_be_stacked() -> None:
