@@ -1,7 +1,7 @@
 """Questions that the recipes' rules rest on, each answered by runs side by side at a rung of the ladder.
 
-Each case is compared with `ddp` of the same inner optimizer, batch and data. Runs are processes of their own, one for
-each core at a time (`benchmarks/batched.py`); what is in runs/ladder already is not run again:
+Each case is compared with `ddp`, or one worker alone, of the same inner optimizer, batch and data. Runs are processes
+of their own, one for each core at a time (`benchmarks/batched.py`); what is in runs/ladder already is not run again:
 
     python -m benchmarks.questions start --seeds 0 1 2
     python -m benchmarks.questions workers
@@ -29,7 +29,7 @@ LRS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A run, what a table calls it, and the run of `ddp` beside it."""
+    """A run, what a table calls it, and the run that it is compared with."""
 
     labels: tuple[str, ...]
     run: ladder.Run
@@ -43,6 +43,7 @@ class Question:
     title: str
     columns: tuple[str, ...]  # of the labels
     cases: Callable[[str], Iterator[Case]]  # of a rung
+    base: str = "ddp"  # what they are compared with
 
 
 def make_run(rung: str, recipe: str, local_steps: int, *more: str, workers: int = ladder.WORKERS) -> ladder.Run:
@@ -115,12 +116,21 @@ def amounts(rung: str) -> Iterator[Case]:
             yield Case((recipe, *labels), replace(run, shares=own), base)
 
 
+def alone(rung: str) -> Iterator[Case]:
+    """Is a recipe ever worse than one worker alone with its inner optimizer?"""
+    for recipe in (name for recipes in ladder.METHODS.values() for name in recipes):
+        for local_steps in (10, 200):
+            run = make_run(rung, recipe, local_steps)
+            yield Case((recipe, str(local_steps)), run, replace(make_base(run), workers=1))
+
+
 QUESTIONS = {
     "start": Question("The synchronous start", ("recipe", "its steps"), start),
     "workers": Question("From 2 to 32 workers", ("recipe", "H", "same batch", "workers"), workers),
     "unequal": Question("Data of four kinds", ("recipe", "of a worker"), unequal),
     "amounts": Question("Different amounts of data", ("recipe", "sequences a step", "weights"), amounts),
     "momentum": Question("The outer momentum", ("recipe", "H", "momentum"), momentum),
+    "alone": Question("Recipes and one worker alone", ("recipe", "H"), alone, base="alone"),
 }
 
 
@@ -138,7 +148,7 @@ def answer(name: str, rung: str, seeds: list[int]) -> None:
         spread = f"{min(percents):+.2f} to {max(percents):+.2f}" if len(seeds) > 1 else "-"
         losses = [f"{own[0]['loss']:.4f}", f"{bases[0]:.4f}"]
         rows.append([*case.labels, *losses, f"{statistics.mean(percents):+.2f} %", spread, _megabytes(own[0])])
-    columns = [*question.columns, "loss", "ddp", "mean gap", "by seed, %", "MB sent"]
+    columns = [*question.columns, "loss", question.base, "mean gap", "by seed, %", "MB sent"]
     notes = [f"{ladder.RUNGS[rung]}", f"but {STEPS} steps; seeds {seeds}; losses are the first seed's"]
     print(write(f"{name}-{rung}", f"{question.title}, {rung} parameters", columns, rows, notes, list(found.values())))
 

@@ -30,4 +30,4 @@ show(gpu_kernels.float4_decode, {**TWO, **ROWS, **TABLE}, {**FLOAT4, **TILE})
 show(gpu_kernels.largest, {**ROWS, "indices": "*i64"}, {"CHUNK": 4096, "KEEP": 64, "ROWS": 1, "WIDTH": 4096})
 tensors = dict.fromkeys(("anchor", "gradient", "momentum", "left"), "*fp32") | {"param": "*bf16", "num_values": "i32"}
 constants = {"HAS_MOMENTUM": True, "NESTEROV": True, "FORM": 1, "SIZE": 4096}
-show(gpu_kernels.outer_sgd, tensors | dict.fromkeys(("lr", "mu", "share", "anchor_share"), "fp32"), constants)
+show(gpu_kernels.outer_sgd, tensors | dict.fromkeys(("lr", "mu", "share", "other_share"), "fp32"), constants)

@@ -10,7 +10,6 @@ from typing_extensions import override
 
 from isthmus.compress.feedback import ErrorFeedback
 from isthmus.compress.quantize import Quantize
-from isthmus.outer import Eager
 from tests.toy import toy_run
 
 from .conftest import run_workers
@@ -52,6 +51,5 @@ def test_the_loop_asks_for_a_residual_only_where_it_is_needed(num_workers: int) 
     for worker in toy_run(num_workers, compressor=Forgetful(8, 8)):
         assert worker.reports
         assert all(report.committed for report in worker.reports)
-    for method in ({"compressor": ErrorFeedback(Forgetful(8, 8))}, {"compressor": Forgetful(8, 8), "merge": Eager()}):
-        with pytest.raises(NotImplementedError, match="forgotten"):
-            toy_run(num_workers, **method)
+    with pytest.raises(NotImplementedError, match="forgotten"):
+        toy_run(num_workers, compressor=ErrorFeedback(Forgetful(8, 8)))

@@ -23,7 +23,7 @@ SCHEDULES = {
     "warm start": {"schedule": SyncSchedule(3, warm_start_steps=4)},
     "fragments": {"schedule": SyncSchedule(4, 2, 1), "split": lambda m: split_balanced(m, 2), "merge": Mix(0.5)},
     "delayed": {"schedule": SyncSchedule(3, overlap_steps=3), "merge": Replace()},
-    "keep progress": {"schedule": SyncSchedule(3, overlap_steps=3), "merge": KeepProgress()},
+    "keep progress": {"schedule": SyncSchedule(3, overlap_steps=3), "merge": KeepProgress(0.5)},
     "offloaded": {"schedule": SyncSchedule(3, overlap_steps=3), "merge": KeepProgress(), "offload": Offload("cpu")},
 }
 

@@ -27,6 +27,7 @@ DELAYED = SyncSchedule(3, overlap_steps=3)
         (SyncSchedule(4, overlap_steps=1), KeepProgress()),
         (DELAYED, Replace()),
         (DELAYED, KeepProgress()),
+        (DELAYED, KeepProgress(0.5)),
     ],
 )
 @pytest.mark.parametrize("refused", [1, 2])
@@ -50,7 +51,7 @@ def test_the_progress_of_a_refused_sync_rides_in_the_next_one(schedule, merge, r
         assert torch.equal(worker.params, worker.anchor)
 
 
-@pytest.mark.parametrize("merge", [Replace(), KeepProgress(), Eager()])
+@pytest.mark.parametrize("merge", [Replace(), KeepProgress(), KeepProgress(0.5), Eager()])
 @pytest.mark.parametrize("steps", [3, 7, 12])
 def test_finish_leaves_nothing_behind_with_a_full_delay(merge, steps) -> None:
     workers = toy_run(
@@ -161,6 +162,8 @@ def test_a_step_without_a_sync_costs_less_than_a_millisecond() -> None:
 def test_impossible_combinations_are_refused() -> None:
     with pytest.raises(UserError, match="cut into 1 fragments, the schedule expects 2"):
         toy_run(1, schedule=SyncSchedule(4, num_fragments=2))
+    with pytest.raises(UserError, match="kept of merge keep_progress should be from 0 to 1, got 2"):
+        KeepProgress(2)
     with pytest.raises(UserError, match="use eager or keep_progress"):
         toy_run(1, schedule=DELAYED, merge=Mix(0.5))
 

@@ -13,7 +13,7 @@ from torch.optim import SGD
 from isthmus.core import Fragment, kernels
 from isthmus.core.kernels import cpu, gpu
 from isthmus.outer.merge import KeepProgress, Mix, Replace
-from isthmus.outer.outer_sgd import is_plain_sgd, take_sgd_step
+from isthmus.outer.outer_sgd import Left, is_plain_sgd, take_sgd_step
 
 SHAPES = [(5000,), (7, 11), ()]
 SETTINGS = [
@@ -21,7 +21,7 @@ SETTINGS = [
     {"lr": 0.3, "momentum": 0.6},
     {"lr": 1.0},
 ]
-RULES = [Replace(), Mix(0.3), Mix(0.7), Mix(1.0), KeepProgress()]
+RULES = [Replace(), Mix(0.3), Mix(0.7), Mix(1.0), KeepProgress(), KeepProgress(0.3)]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there the interpreter runs what is compiled for a GPU
 HALVES = [torch.float16, torch.bfloat16][: 1 + torch.cuda.is_available()]  # the interpreter cuts where a GPU rounds
 
@@ -41,7 +41,7 @@ def after_three_steps(
     for _ in range(3):
         for param, change in zip(fragment.params, values(), strict=True):
             param.add_(0.1 * change)
-        gradients, left = values(), values() if rule.keeps_progress else None
+        gradients, left = values(), Left(values(), 0.3) if rule.kept else None
         take_sgd_step(optimizer, fragment, gradients, rule, left)
     buffers = [optimizer.state[anchor].get("momentum_buffer", torch.zeros(())) for anchor in fragment.anchor]
     return [tensor.detach().float().cpu() for tensor in (*fragment.anchor, *fragment.params, *buffers)]

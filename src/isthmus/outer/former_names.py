@@ -13,7 +13,15 @@ def with_present_names(state: State) -> State:
     state = _renamed(state, _TOP)
     for key, names in (("schedule", _SCHEDULE), ("elastic", _ELASTIC)):
         state[key] = _renamed(state.get(key, {}), names)
-    return state | {"in_flight": [_renamed(sync, _SYNC) for sync in state.get("in_flight", [])]}
+    return state | {"in_flight": [_with_held(_renamed(sync, _SYNC)) for sync in state.get("in_flight", [])]}
+
+
+def _with_held(sync: State) -> State:
+    """Return a sync with the share of it that local parameters hold, which was all or nothing in version 0.1.0."""
+    if "params_reset" not in sync:
+        return sync
+    rest = {key: value for key, value in sync.items() if key != "params_reset"}
+    return rest | {"held": float(not sync["params_reset"])}
 
 
 def _renamed(state: State, names: dict[str, str]) -> State:

@@ -14,7 +14,7 @@ from isthmus.outer.offload import Offloader
 from isthmus.outer.rollback import Named, Offer
 
 _SAVED = (
-    *("fragment", "pseudo_gradient", "params_reset", "proposal", "buffers", "num_steps"),
+    *("fragment", "pseudo_gradient", "held", "proposal", "buffers", "num_steps"),
     *("asks_rollback", "void", "outer_step"),
 )
 
@@ -25,7 +25,7 @@ class Sync:
 
     fragment: int  # index of the fragment
     pseudo_gradient: Tensors  # this worker's, float32, in the shapes of the fragment's parameters
-    params_reset: bool  # the local parameters became the anchor after the capture, so they no longer hold this progress
+    held: float  # share of this progress that the local parameters hold while it is in flight
     proposal: Any = None  # of this worker's replicated state, made at the capture; None where the sync does not move it
     buffers: Tensors = field(default_factory=list)  # float32 copies of the buffers that are averaged
     num_steps: int = 0  # inner steps in the pseudo-gradient
@@ -43,7 +43,7 @@ class Sync:
         """The outcome, for the calling thread's stream to use; waits until it is there."""
         assert self.outcome is not None, "the sync was not sent"
         outcome = self.outcome.result()
-        hand_over([*outcome.mean, *outcome.message])
+        hand_over([*outcome.mean, *self.pseudo_gradient])
         return outcome
 
     @property
@@ -81,7 +81,7 @@ class Sync:
         """Return a sync of the others, to which this worker gave nothing; sent again unless it has arrived."""
         nothing = [torch.zeros_like(param, dtype=torch.float32) for param in fragment.params]
         number, buffers = state["outer_step"], averaged_buffers(fragment)
-        sync = cls(state["fragment"], nothing, False, buffers=buffers, void=state["void"], outer_step=number)
+        sync = cls(state["fragment"], nothing, 1.0, buffers=buffers, void=state["void"], outer_step=number)
         if state["arrived"]:
             outcome = without_contribution(fragment, state["mean"], state["elastic"], number, state["message_fraction"])
             outcome.end, outcome.buffers, sync.outcome = now, state["buffers"], Future()
@@ -96,8 +96,6 @@ class Outcome:
 
     report: SyncReport  # what the sync did
     mean: Tensors  # mean pseudo-gradient; empty when the sync was refused, or all go back
-    # this worker's pseudo-gradient as the others decoded it; uncompressed where the merge does not ask
-    message: Tensors
     compressor_state: State  # the compressor's memory after this sync
     weight: float = 0.0  # this worker's share in the mean
     end: float = 0.0  # the transport's time at which the sync was decided
@@ -118,7 +116,7 @@ def without_contribution(
     reason = "" if mean else "the other workers refused this sync before this worker joined"
     options: dict[str, Any] = {"message_fraction": message_fraction, "reason": reason}
     report = SyncReport(step, fragment.name, bool(mean), norm=0.0, cosine=0.0, **options)
-    return Outcome(report, mean, zeros(fragment), fragment.state, elastic_state=elastic_state)
+    return Outcome(report, mean, fragment.state, elastic_state=elastic_state)
 
 
 def empty_outcome(fragment: Fragment, elastic_state: State, num_workers: int) -> Outcome:

@@ -15,14 +15,18 @@ class Merge(Protocol):
     """A rule applied tensor by tensor when a sync is finished. All tensors of one call share one shape, float32."""
 
     replicated: ClassVar[bool]  # whether anchors stay equal on all workers
-    keeps_progress: ClassVar[bool]  # whether local parameters still hold what was sent after `resume`: send it once
+
+    @property
+    def kept(self) -> float:
+        """Share of the progress made while a sync was in flight that is in the local values after `resume`."""
+        ...
 
     def outer_gradient(self, mean: Tensor, own_then: Tensor, own_now: Tensor, share: float) -> Tensor:
         """Return what the outer optimizer receives as gradient.
 
         Args:
             mean: mean pseudo-gradient of the sync that is being finished.
-            own_then: this worker's message in it, as the others decoded it.
+            own_then: this worker's pseudo-gradient in it.
             own_now: this worker's pseudo-gradient of today (anchor - params).
             share: this worker's weight in the mean.
         """
@@ -38,7 +42,11 @@ class Replace(Merge):
     """Adopt the new anchor (DiLoCo, arXiv 2311.08105, algorithm 1; with overlap, the plain delay)."""
 
     replicated: ClassVar[bool] = True
-    keeps_progress: ClassVar[bool] = False
+
+    @property
+    @override
+    def kept(self) -> float:
+        return 0.0
 
     @override
     def outer_gradient(self, mean: Tensor, own_then: Tensor, own_now: Tensor, share: float) -> Tensor:
@@ -66,7 +74,8 @@ class Mix(Replace):
 class Eager(Replace):
     """Swap this worker's stale share of the mean for its fresh one (Eager Updates, arXiv 2502.12996, section 3).
 
-    Anchors differ between workers by at most a share of one pseudo-gradient; the difference does not accumulate.
+    Anchors differ between workers by at most a share of one pseudo-gradient. The difference does not accumulate, as
+    what is taken away is what was given: the pseudo-gradient itself, not what a compressor left of it for the others.
     """
 
     replicated: ClassVar[bool] = False
@@ -78,13 +87,21 @@ class Eager(Replace):
 
 @dataclass(frozen=True)
 class KeepProgress(Replace):
-    """Adopt the new anchor and keep the progress made while the sync was in flight (LOSCAR-SGD, arXiv 2605.20866)."""
+    """Adopt the new anchor and keep progress made while the sync was in flight (all: LOSCAR-SGD, arXiv 2605.20866).
 
-    keeps_progress: ClassVar[bool] = True
+    A worker knows what it learnt itself before it knows what all have learnt. It best goes on from its own guess of
+    that: `kept` of its own, as the rest is noise of its batches (docs/learning.md).
+    """
+
+    kept: float = 1.0  # share of that progress, from 0 (the plain delay) to 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.kept <= 1:
+            raise UserError(f"kept of merge keep_progress should be from 0 to 1, got {self.kept}")
 
     @override
     def resume(self, now: Tensor, then: Tensor, anchor: Tensor) -> Tensor:
-        return anchor + (now - then)
+        return anchor + self.kept * (now - then)
 
 
 def check_parts(

@@ -6,6 +6,7 @@ with a sum; here each is rounded, so anchors have the same bits on every kind of
 and the settings: it saves and loads as ever.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,15 @@ import torch
 from isthmus.core import Fragment, Tensors
 from isthmus.core.kernels import run_kernel
 from isthmus.outer.merge import KeepProgress, Merge, Mix, Replace
+
+
+@dataclass(frozen=True)
+class Left:
+    """What local parameters still hold of a sync that is being finished."""
+
+    pseudo_gradient: Tensors  # the sync's
+    held: float  # how much of it
+
 
 _OTHERS = ("dampening", "weight_decay", "maximize", "differentiable")  # settings that have no place here
 
@@ -24,7 +34,7 @@ def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def take_sgd_step(
-    optimizer: torch.optim.Optimizer, fragment: Fragment, gradients: Tensors, rule: Merge, left: Tensors | None
+    optimizer: torch.optim.Optimizer, fragment: Fragment, gradients: Tensors, rule: Merge, left: Left | None
 ) -> None:
     """Move a fragment's anchors, and its parameters by the merge rule.
 
@@ -33,14 +43,14 @@ def take_sgd_step(
         fragment: whose anchors and parameters are moved.
         gradients: outer gradients, float32, in the shapes of the anchors.
         rule: what becomes of the parameters.
-        left: for rules that keep progress: what the parameters still hold of the pseudo-gradient that was sent.
+        left: for rules that keep progress: what the parameters still hold of what was sent.
     """
     settings = {anchor: group for group in optimizer.param_groups for anchor in group["params"]}
-    lefts = left if left is not None else [None] * len(gradients)
-    for anchor, param, gradient, held in zip(fragment.anchor, fragment.params, gradients, lefts, strict=True):
+    lefts, held = (left.pseudo_gradient, left.held) if left else ([None] * len(gradients), 0.0)
+    for anchor, param, gradient, own in zip(fragment.anchor, fragment.params, gradients, lefts, strict=True):
         group = settings[anchor]
         momentum = _momentum(optimizer, anchor) if group["momentum"] else None
-        _step(anchor.detach(), momentum, gradient, param, held, group, rule)
+        _step(anchor.detach(), momentum, gradient, param, own, held, group, rule)
 
 
 def _momentum(optimizer: torch.optim.Optimizer, anchor: torch.nn.Parameter) -> torch.Tensor:
@@ -56,20 +66,21 @@ def _step(
     momentum: torch.Tensor | None,
     gradient: torch.Tensor,
     param: torch.Tensor,
-    left: torch.Tensor | None,
+    own: torch.Tensor | None,
+    held: float,
     group: dict[str, Any],
     rule: Merge,
 ) -> None:
     mu, lr = group["momentum"], group["lr"]
     form = _form(rule)
     if form is not None:
-        alpha = rule.alpha if isinstance(rule, Mix) else 0.0
-        tensors = [anchor, gradient, param, anchor if momentum is None else momentum, anchor if left is None else left]
+        shares = (rule.alpha, 1 - rule.alpha) if isinstance(rule, Mix) else (rule.kept, held)
+        tensors = [anchor, gradient, param, anchor if momentum is None else momentum, anchor if own is None else own]
         flat = [tensor.view(-1) if tensor.is_contiguous() else tensor for tensor in tensors]
         numbers = (momentum is not None, bool(group["nesterov"]), form)
-        if run_kernel("outer_sgd", flat, *map(int, numbers), factors=(lr, mu, alpha, 1 - alpha)):
+        if run_kernel("outer_sgd", flat, *map(int, numbers), factors=(lr, mu, *shares)):
             return
-    then = anchor - left if left is not None else param
+    then = anchor - held * own if own is not None else param
     step = gradient
     if momentum is not None:
         momentum.mul_(mu).add_(gradient)

@@ -10,7 +10,7 @@ from isthmus.core import Fragment, Tensors
 from isthmus.outer.in_flight import Outcome, Sync, zeros
 from isthmus.outer.merge import KeepProgress, Merge, Replace
 from isthmus.outer.offload import Offloader
-from isthmus.outer.outer_sgd import is_plain_sgd, take_sgd_step
+from isthmus.outer.outer_sgd import Left, is_plain_sgd, take_sgd_step
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class OuterStep:
         outcome = sync.result
         if not outcome.report.committed:
             return sync.pseudo_gradient
-        message = [] if type(self.merge).outer_gradient is Replace.outer_gradient else outcome.message
-        return [*outcome.mean, *message, *(sync.pseudo_gradient if self.merge.keeps_progress else [])]
+        reads_own = self.merge.kept or type(self.merge).outer_gradient is not Replace.outer_gradient
+        return [*outcome.mean, *(sync.pseudo_gradient if reads_own else [])]
 
     def take(
         self, fragment: Fragment, sync: Sync | None, outcome: Outcome, newer: Sync | None, plain: bool, closing: bool
@@ -47,12 +47,12 @@ class OuterStep:
         excluded = sync is not None and sync.excluded
         rule: Merge = Replace() if plain or excluded else self.merge
         with self.offload.fetched(fragment):
-            gradients = self._outer_gradients(rule, fragment, outcome, newer, closing)
+            gradients = self._outer_gradients(rule, fragment, sync, outcome, newer, closing)
             rule = KeepProgress() if closing and not (plain or excluded) else rule
             left = None
-            if rule.keeps_progress:
-                held = sync is not None and not sync.params_reset
-                left = self.offload.get(sync.pseudo_gradient) if sync and held else zeros(fragment)
+            if rule.kept:
+                own = self.offload.get(sync.pseudo_gradient) if sync and sync.held else zeros(fragment)
+                left = Left(own, sync.held if sync else 0.0)
             if is_plain_sgd(self.optimizer) and not plain:
                 take_sgd_step(self.optimizer, fragment, gradients, rule, left)
             else:
@@ -66,36 +66,47 @@ class OuterStep:
     def refuse(self, fragment: Fragment, sync: Sync, newer: Sync | None) -> None:
         """Lose nothing of a refused sync: its pseudo-gradient rides in the fragment's next one."""
         own = self.offload.get(sync.pseudo_gradient)
-        if newer:
-            torch._foreach_add_(newer.pseudo_gradient, own)
-            newer.num_steps += sync.num_steps
-        else:
+        if newer is None:  # all of it goes back into the local parameters
             fragment.num_steps += sync.num_steps
-        if sync.params_reset:
-            for param, anchor, lost in zip(fragment.params, fragment.anchor, own, strict=True):
-                param.copy_(anchor if newer else param - lost)
+            if sync.held < 1:
+                torch._foreach_sub_(fragment.params, own, alpha=1 - sync.held)
+            return
+        torch._foreach_add_(newer.pseudo_gradient, own)
+        newer.num_steps += sync.num_steps
+        for param, anchor, unsent in zip(fragment.params, fragment.anchor, newer.pseudo_gradient, strict=True):
+            if newer.held == 0:
+                param.copy_(anchor)
+            elif newer.held < 1:
+                param.copy_(anchor - newer.held * unsent)
 
     def _outer_gradients(
-        self, rule: Merge, fragment: Fragment, outcome: Outcome, newer: Sync | None, closing: bool
+        self,
+        rule: Merge,
+        fragment: Fragment,
+        sync: Sync | None,
+        outcome: Outcome,
+        newer: Sync | None,
+        closing: bool,
     ) -> Tensors:
         if type(rule).outer_gradient is Replace.outer_gradient:
             return self.offload.get(outcome.mean)
         gradients = []
-        own_now = _own_now(fragment, newer, closing)
-        for now, *offloaded in zip(own_now, outcome.mean, outcome.message, strict=True):
-            mean, own_then = self.offload.get(offloaded)
+        own_now, own_then = _own_now(fragment, newer, closing), sync.pseudo_gradient if sync else zeros(fragment)
+        for now, *offloaded in zip(own_now, outcome.mean, own_then, strict=True):
+            mean, then = self.offload.get(offloaded)
             if not rule.replicated and not is_finite(now):
-                now = own_then  # what went wrong since the capture must not reach a private anchor
-            gradients.append(rule.outer_gradient(mean, own_then, now, outcome.weight))
+                now = then  # what went wrong since the capture must not reach a private anchor
+            gradients.append(rule.outer_gradient(mean, then, now, outcome.weight))
         return gradients
 
     def _take_any_step(
-        self, fragment: Fragment, gradients: Tensors, rule: Merge, left: Tensors | None, plain: bool
+        self, fragment: Fragment, gradients: Tensors, rule: Merge, left: Left | None, plain: bool
     ) -> None:
         """Move anchors by the plain mean, or any optimizer, then the parameters by the merge rule."""
         then = fragment.params
         if left is not None:
-            then = [anchor.detach() - own for anchor, own in zip(fragment.anchor, left, strict=True)]
+            pairs = zip(fragment.anchor, left.pseudo_gradient, strict=True)
+            then = [anchor.detach() - left.held * own for anchor, own in pairs]
         if plain:
             torch._foreach_sub_([anchor.detach() for anchor in fragment.anchor], gradients)
         else:

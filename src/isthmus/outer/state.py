@@ -110,13 +110,13 @@ class OuterState:
         self.offload.free(wait=True)
         fragment, before = self.fragments[index], self.in_flight.get(index)
         own = pseudo_gradient(fragment, self.offload)
-        if before and self.merge.keeps_progress and not before.params_reset:
-            torch._foreach_sub_(own, self.offload.get(before.pseudo_gradient))
+        if before and before.held:
+            torch._foreach_sub_(own, self.offload.get(before.pseudo_gradient), alpha=before.held)
         planned = self.schedule.planned
         full_delay = planned.overlap_steps == planned.local_steps and not self.schedule.warm(self.inner_steps)
-        reset = full_delay and not self.merge.keeps_progress
+        held = self.merge.kept if full_delay else 1.0  # at full delay the sync before this one finishes now, too
         num_steps, fragment.num_steps = fragment.num_steps, 0
-        return Sync(index, own, reset, self.propose(index), averaged_buffers(fragment), num_steps)
+        return Sync(index, own, held, self.propose(index), averaged_buffers(fragment), num_steps)
 
     def capture_rest(self) -> list[Sync]:
         """Capture, at the end of the run, what the last step has not captured."""
@@ -146,7 +146,7 @@ class OuterState:
             self._outer_step.refuse(self.fragments[index], sync, newer)
         if sync and sync.excluded:  # bad values of one fragment have spread to the others
             for pending in (*self.in_flight.values(), *captured):
-                pending.params_reset = True
+                pending.held = 0.0
             self._forget_progress()
             if self._replicated_state:
                 self._replicated_state.roll_back()
@@ -249,7 +249,7 @@ class OuterState:
         self.offload.put_all()
         self.rollbacks.go_back(restored)
         for pending in (*self.in_flight.values(), *captured):
-            pending.void = pending.params_reset = True
+            pending.void, pending.held = True, 0.0
         self._forget_progress()
 
     def _forget_progress(self) -> None:
@@ -280,9 +280,9 @@ class OuterState:
         contributed = elastic.contributed_to(sync.outer_step)
         if contributed and sync.outcome is not None:
             fragment.state = sync.result.compressor_state  # it was sent and counts: so does what was not sent of it
-        if sync.params_reset != contributed:
-            sign = -1 if contributed else 1
-            torch._foreach_add_(own, self.offload.get(sync.pseudo_gradient), alpha=sign)
+        unheld = (0.0 if contributed else 1.0) - sync.held
+        if unheld:
+            torch._foreach_add_(own, self.offload.get(sync.pseudo_gradient), alpha=unheld)
         fragment.num_steps += 0 if contributed else sync.num_steps
         return own
 

@@ -26,7 +26,6 @@ class _Average:
 
     local: Tensors  # this worker's contribution; zeros where it was left out
     mean: Tensors = field(default_factory=list)
-    residual: Tensors = field(default_factory=list)
     buffers: Tensors = field(default_factory=list)
     restored: Named = field(default_factory=dict)
     left_out: dict[int, str] = field(default_factory=dict)
@@ -42,7 +41,7 @@ class Exchange:
     compressor: Compressor  # how the mean is taken
     transport: Transport  # who takes part
     guard: Guard  # what a contribution must be like
-    merge: Merge  # whether anchors are private, and this worker's own message is asked for
+    merge: Merge  # whether anchors are private
     hash_every: int  # rounds between two comparisons of a fragment's hash, unless anchors are private; 0: never
     num_fragments: int  # which are synced in turn
     offload: Offloader  # where outer state stays between syncs
@@ -107,12 +106,9 @@ class Exchange:
             reason="" if committed else reason or "a peer refused it",
             left_out=average.left_out,
         )
-        message = average.local
-        if committed and not self.merge.replicated:
-            message = [mine - rest for mine, rest in zip(average.local, average.residual, strict=True)]
         mean, buffers = (average.mean, average.buffers) if committed else ([], [])
         weight = peers.weights[peers.rank]
-        outcome = Outcome(report, mean, message, state, weight, end, undecided=undecided, buffers=buffers)
+        outcome = Outcome(report, mean, state, weight, end, undecided=undecided, buffers=buffers)
         outcome.restored = average.restored if committed else {}
         return self._with_elastic_state(outcome)
 
@@ -127,8 +123,7 @@ class Exchange:
             if screened.asking is not None and sync.offer is not None:
                 average.restored = sync.offer.restore(screened.asking, peers)
             elif not average.reason:
-                asked = not self.merge.replicated
-                average.mean, average.residual = self.compressor.average(average.local, state, peers, asked)
+                average.mean, _ = self.compressor.average(average.local, state, peers, with_residual=False)
                 average.buffers = peers.all_reduce_mean(sync.buffers) if sync.buffers else []
         except NotFinite as error:
             faulty = error.ranks
@@ -164,7 +159,7 @@ class Exchange:
     ) -> Outcome:
         end = self.transport.now()
         report = SyncReport(sync.outer_step, fragment.name, False, seconds=end - start, reason=str(error))
-        outcome = Outcome(report, [], sync.pseudo_gradient, state, end=end)
+        outcome = Outcome(report, [], state, end=end)
         outcome.behind, outcome.final = isinstance(error, Behind), isinstance(error, Behind | Leaving)
         return self._with_elastic_state(outcome)
 
@@ -175,12 +170,11 @@ class Exchange:
         return outcome
 
     def _offload_outcome(self, sync: Sync, fragment: Fragment, outcome: Outcome) -> None:
-        """Offload what is not needed before the finish; most messages are the pseudo-gradient itself."""
-        own, put = sync.pseudo_gradient, self.offload.put
+        """Offload what is not needed before the finish."""
+        put = self.offload.put
         outcome.compressor_state = put(outcome.compressor_state)
         if not self.offload.keeps_near(fragment):
-            sync.pseudo_gradient = put(own)
-            outcome.message = sync.pseudo_gradient if outcome.message is own else put(outcome.message)
+            sync.pseudo_gradient = put(sync.pseudo_gradient)
             outcome.mean = put(outcome.mean)
 
     def _is_fatal(self, error: TransportError) -> bool:

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -104,38 +104,27 @@ def _put_anchors(fragments: list[Fragment], state_dict: State, replicated: bool)
             anchor.data.copy_(value if replicated else torch.zeros(()))
 
 
+KEPT = 0.5  # share of a worker's own progress that it goes on from while a sync takes a whole round
+PLAIN_SGD: Spec = {"type": "sgd", "lr": 1.0}  # outer, around a decayed residual, which plays the part of momentum
 MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section
 FAST_MUON: dict[str, Any] = {"optimizer": {"type": "muon", "lr": 0.02}}  # where few directions cross
 MUON_START = 4  # inner steps between two syncs of the start with Muon inside, where all values cross
 SPARSE_START = 8  # and where few of them do
-_LARGE_H = 8
-_MANY_OUTER_STEPS = 500  # from here on a run is long, as in the papers, and their momentum is right
+_MOST_MOMENTUM = {"adamw": 0.8, "muon": 0.6}  # by what is inside
+_FULL_MOMENTUM_H = {"adamw": 10, "muon": 20}  # H from which on the outer momentum is that high
 
 
-def outer_sgd(plan: Plan, local_steps: int, short_run_momentum: float = 0.8) -> Spec:
+def outer_sgd(plan: Plan, local_steps: int, inside: Literal["adamw", "muon"] = "adamw") -> Spec:
     """The outer optimizer: SGD with Nesterov momentum.
 
     The best learning rate does not depend on the size of the model and grows with the number of workers: 0.4 for
-    1, 0.6 for 2 to 7, 0.8 from 8 on (Scaling Laws for DiLoCo, arXiv 2503.09799). Momentum 0.9 moves the anchor by up
-    to ten pseudo-gradients, too far where few outer steps are to come: 0.8 then, and less where a round of delay comes
-    on top. Where H is so small that workers hardly part, at most 0.6 however long the run (docs/learning.md).
+    1, 0.6 for 2 to 7, 0.8 from 8 on (Scaling Laws for DiLoCo, arXiv 2503.09799). Momentum is min(m, m H / n): the inner
+    optimizer's own carries a direction over some steps, and what is left to the outer one grows with H until a round is
+    as long as that. For AdamW m = 0.8 and n = 10, for Muon 0.6 (MuLoCo, arXiv 2505.23725) and 20 (docs/learning.md).
     """
     lr = 0.4 if plan.num_workers == 1 else 0.6 if plan.num_workers < 8 else 0.8
-    if local_steps < _LARGE_H:
-        momentum = min(0.6, short_run_momentum)
-    elif plan.steps // local_steps >= _MANY_OUTER_STEPS:
-        momentum = 0.9
-    else:
-        momentum = short_run_momentum
-    return {"type": "sgd", "lr": lr, "momentum": momentum, "nesterov": True}
-
-
-def muon_outer(local_steps: int) -> Spec:
-    """The outer optimizer around Muon: MuLoCo's 0.7 / 0.6 (arXiv 2505.23725), with momentum 0.4 below H = 20.
-
-    The less the workers part, the less there is to gain by going further than their mean (docs/learning.md).
-    """
-    return {"type": "sgd", "lr": 0.7, "momentum": 0.6 if local_steps >= 20 else 0.4, "nesterov": True}
+    momentum = _MOST_MOMENTUM[inside] * min(1.0, local_steps / _FULL_MOMENTUM_H[inside])
+    return {"type": "sgd", "lr": lr, "momentum": round(momentum, 3), "nesterov": True}
 
 
 def warm_start(plan: Plan, every: int = 1) -> int:

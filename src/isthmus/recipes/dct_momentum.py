@@ -5,11 +5,11 @@ from isthmus.compress.feedback import ErrorFeedback
 from isthmus.compress.quantize import Quantize
 from isthmus.compress.topk import TopK
 from isthmus.core import SyncSchedule
-from isthmus.recipes.base import MUON, MUON_START, Plan, Recipe, muon_outer, warm_start
+from isthmus.recipes.base import MUON, MUON_START, PLAIN_SGD, Plan, Recipe, warm_start
 
 
 def dct_momentum(plan: Plan) -> Recipe:
-    """The 256 largest cosine coefficients of every 64 x 64 tile of a decayed residual, then outer Nesterov; H = 128.
+    """The 256 largest cosine coefficients of every 64 x 64 tile of a decayed residual, then outer SGD; H = 128.
 
     e <- beta * e + g; q = top-k of DCT(e); e <- e - q; the outer optimizer gets mean(q). Only the shared mean
     reaches the anchor. The literal update (`shared_momentum`) lets anchors differ between workers.
@@ -18,6 +18,6 @@ def dct_momentum(plan: Plan) -> Recipe:
     return Recipe(
         schedule=SyncSchedule(local_steps, warm_start_steps=warm_start(plan, MUON_START), warm_start_every=MUON_START),
         compressor=ErrorFeedback(DCT(TopK(keep=256, values=Quantize(bits=8, block=256))), decay=0.95),
-        optimizer=muon_outer(local_steps),
+        optimizer=PLAIN_SGD,
         inner=MUON,
     )

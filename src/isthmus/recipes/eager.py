@@ -2,14 +2,17 @@
 
 from isthmus.compress.float4 import Float4
 from isthmus.core import SyncSchedule
-from isthmus.outer import Eager
-from isthmus.recipes.base import MUON, MUON_START, Plan, Recipe, outer_sgd, warm_start
+from isthmus.outer import KeepProgress
+from isthmus.recipes.base import KEPT, MUON, MUON_START, Plan, Recipe, outer_sgd, warm_start
 
 
 def eager(plan: Plan) -> Recipe:
     """One-outer-step overlap of arXiv 2502.12996: H = 30, a sync takes a whole round (tau = H), E3M0 on the wire.
 
-    "Delta(t-1) mean + (1/M) (own Delta(t) - own Delta(t-1))" is `Eager.outer_gradient`. Anchors are private.
+    The paper swaps a worker's stale share of the mean for its fresh one, "Delta(t-1) mean + (1/M) (own Delta(t) - own
+    Delta(t-1))": `Eager.outer_gradient`. That sends again what is on its way, and leaves every worker an anchor of its
+    own. Here workers keep half of their fresh progress themselves, none of it is sent twice, and anchors stay equal: it
+    learns more at every H (docs/learning.md). The paper's merge is `outer.merge.type=eager`.
     """
     local_steps = plan.local_steps or 30
     return Recipe(
@@ -20,7 +23,7 @@ def eager(plan: Plan) -> Recipe:
             warm_start_every=MUON_START,
         ),
         compressor=Float4("E3M0"),
-        optimizer=outer_sgd(plan, local_steps, short_run_momentum=0.3),
-        merge=Eager(),
+        optimizer=outer_sgd(plan, local_steps, "muon"),
+        merge=KeepProgress(KEPT),
         inner=MUON,
     )

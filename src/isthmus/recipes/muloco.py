@@ -3,7 +3,7 @@
 from isthmus.compress.feedback import ErrorFeedback
 from isthmus.compress.quantize import Quantize
 from isthmus.core import SyncSchedule
-from isthmus.recipes.base import MUON, MUON_START, Plan, Recipe, muon_outer, warm_start
+from isthmus.recipes.base import MUON, MUON_START, Plan, Recipe, outer_sgd, warm_start
 
 
 def muloco(plan: Plan) -> Recipe:
@@ -16,6 +16,6 @@ def muloco(plan: Plan) -> Recipe:
     return Recipe(
         schedule=SyncSchedule(local_steps, warm_start_steps=warm_start(plan, MUON_START), warm_start_every=MUON_START),
         compressor=ErrorFeedback(Quantize(bits=2, block=32, scale_bits=8)),
-        optimizer=muon_outer(local_steps),
+        optimizer=outer_sgd(plan, local_steps, "muon"),
         inner=MUON,
     )

@@ -4,7 +4,7 @@ from isthmus.compress.feedback import ErrorFeedback
 from isthmus.compress.quantize import Quantize
 from isthmus.compress.topk import TopK
 from isthmus.core import SyncSchedule
-from isthmus.recipes.base import FAST_MUON, SPARSE_START, Plan, Recipe, share_to_send, warm_start
+from isthmus.recipes.base import FAST_MUON, PLAIN_SGD, SPARSE_START, Plan, Recipe, share_to_send, warm_start
 
 _CHUNK, _PART = 4096, 64
 
@@ -12,9 +12,8 @@ _CHUNK, _PART = 4096, 64
 def sparseloco(plan: Plan) -> Recipe:
     """Algorithm 1 of arXiv 2508.15706: the largest of every 4096 values in 2 bits, residual decay 0.95, H = 30.
 
-    The paper's 64 in long runs, up to 256 where there are fewer than 256 syncs. The outer optimizer is SGD with
-    learning rate 1 and no momentum: the decayed residual plays that part. The warm start is half as long again as the
-    other recipes': sparse messages need time to gather (docs/learning.md).
+    The paper's 64 in long runs, up to 256 where there are fewer than 256 syncs. The warm start is half as long again as
+    the other recipes': sparse messages need time to gather (docs/learning.md).
     """
     local_steps = plan.local_steps or 30
     start = 3 * warm_start(plan) // 2 // SPARSE_START * SPARSE_START
@@ -23,6 +22,6 @@ def sparseloco(plan: Plan) -> Recipe:
     return Recipe(
         schedule=SyncSchedule(local_steps, warm_start_steps=start, warm_start_every=SPARSE_START),
         compressor=ErrorFeedback(TopK(keep, _CHUNK, values=Quantize(bits=2, block=_PART, scale_bits=8)), decay=0.95),
-        optimizer={"type": "sgd", "lr": 1.0},
+        optimizer=PLAIN_SGD,
         inner=FAST_MUON,
     )

@@ -230,11 +230,12 @@ void transform_tiles(int64_t tiles, float* x, const double* matrix, int64_t n) {
   }
 }
 
-// outer_sgd.py; factors: learning rate, momentum, the parameter's share in a mixture, the anchor's
-// form: the parameter becomes the anchor (0), a mixture (1), or keeps its progress (2)
+// outer_sgd.py; form: the parameter becomes the anchor (0), a mixture (1), or keeps progress (2)
+// factors: learning rate, momentum, the parameter's share in a mixture or of its progress, then the anchor's share in a
+// mixture or the share of `left` that the parameter holds
 void outer_sgd(int64_t n, float* anchor, const float* gradient, float* param, float* momentum, const float* left,
                const float* factors, int64_t has_momentum, int64_t nesterov, int64_t form) {
-  const float lr = factors[0], mu = factors[1], share = factors[2], anchor_share = factors[3];
+  const float lr = factors[0], mu = factors[1], share = factors[2], other_share = factors[3];
   for (int64_t i = 0; i < n; i++) {
     const float before = anchor[i];
     float step = gradient[i];
@@ -245,8 +246,8 @@ void outer_sgd(int64_t n, float* anchor, const float* gradient, float* param, fl
     const float now = before - lr * step;
     anchor[i] = now;
     if (form == 0) param[i] = now;
-    if (form == 1) param[i] = share < 0.5f ? now + share * (param[i] - now) : param[i] - (param[i] - now) * anchor_share;
-    if (form == 2) param[i] = now + (param[i] - (before - left[i]));
+    if (form == 1) param[i] = share < 0.5f ? now + share * (param[i] - now) : param[i] - (param[i] - now) * other_share;
+    if (form == 2) param[i] = now + share * (param[i] - (before - other_share * left[i]));
   }
 }
 

@@ -244,13 +244,16 @@ def outer_sgd(
     lr,
     mu,
     share,
-    anchor_share,
+    other_share,
     HAS_MOMENTUM: tl.constexpr,
     NESTEROV: tl.constexpr,
     FORM: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """Move anchors as `outer_sgd.py` says; `share` is the parameter's in a mixture, `anchor_share` the anchor's."""
+    """Move anchors as `outer_sgd.py` says.
+
+    `share` is the parameter's in a mixture, or of its progress; `other_share` the anchor's in a mixture, or of `left`.
+    """
     i = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     here = i < num_values
     before = tl.load(anchor + i, here, 0.0)
@@ -263,8 +266,8 @@ def outer_sgd(
     tl.store(anchor + i, now, here)
     if FORM == 1:
         value = tl.load(param + i, here, 0.0).to(tl.float32)
-        now = tl.where(share < 0.5, now + share * (value - now), value - (value - now) * anchor_share)
+        now = tl.where(share < 0.5, now + share * (value - now), value - (value - now) * other_share)
     elif FORM == 2:
         value = tl.load(param + i, here, 0.0).to(tl.float32)
-        now = now + (value - (before - tl.load(left + i, here, 0.0)))
+        now = now + share * (value - (before - other_share * tl.load(left + i, here, 0.0)))
     tl.store(param + i, now.to(param.dtype.element_ty), here)
