@@ -110,21 +110,20 @@ MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section
 FAST_MUON: dict[str, Any] = {"optimizer": {"type": "muon", "lr": 0.02}}  # where few directions cross
 MUON_START = 4  # inner steps between two syncs of the start with Muon inside, where all values cross
 SPARSE_START = 8  # and where few of them do
-_MOST_MOMENTUM = {"adamw": 0.8, "muon": 0.6}  # by what is inside
-_FULL_MOMENTUM_H = {"adamw": 10, "muon": 20}  # H from which on the outer momentum is that high
+_MOMENTUM = {"adamw": (0.8, 8), "muon": (0.6, 25)}  # by what is inside: the most, and H for each 1 of it
 
 
 def outer_sgd(plan: Plan, local_steps: int, inside: Literal["adamw", "muon"] = "adamw") -> Spec:
     """The outer optimizer: SGD with Nesterov momentum.
 
     The best learning rate does not depend on the size of the model and grows with the number of workers: 0.4 for
-    1, 0.6 for 2 to 7, 0.8 from 8 on (Scaling Laws for DiLoCo, arXiv 2503.09799). Momentum is min(m, m H / n): the inner
-    optimizer's own carries a direction over some steps, and what is left to the outer one grows with H until a round is
-    as long as that. For AdamW m = 0.8 and n = 10, for Muon 0.6 (MuLoCo, arXiv 2505.23725) and 20 (docs/learning.md).
+    1, 0.6 for 2 to 7, 0.8 from 8 on (Scaling Laws for DiLoCo, arXiv 2503.09799). Momentum is min(0.8, H / 8) around
+    AdamW and min(0.6, H / 25) around Muon, whose own carries a direction for longer: the less the workers part in a
+    round, the less there is to gain by going further than their mean (docs/learning.md).
     """
     lr = 0.4 if plan.num_workers == 1 else 0.6 if plan.num_workers < 8 else 0.8
-    momentum = _MOST_MOMENTUM[inside] * min(1.0, local_steps / _FULL_MOMENTUM_H[inside])
-    return {"type": "sgd", "lr": lr, "momentum": round(momentum, 3), "nesterov": True}
+    most, steps = _MOMENTUM[inside]
+    return {"type": "sgd", "lr": lr, "momentum": min(most, local_steps / steps), "nesterov": True}
 
 
 def warm_start(plan: Plan, every: int = 1) -> int:
