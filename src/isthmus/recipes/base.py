@@ -110,20 +110,20 @@ MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section
 FAST_MUON: dict[str, Any] = {"optimizer": {"type": "muon", "lr": 0.02}}  # where few directions cross
 MUON_START = 4  # inner steps between two syncs of the start with Muon inside, where all values cross
 SPARSE_START = 8  # and where few of them do
-_MOMENTUM = {"adamw": (0.8, 8), "muon": (0.6, 25)}  # by what is inside: the most, and H for each 1 of it
+_MOST_MOMENTUM = {"adamw": 0.8, "muon": 0.6}  # outer, by what is inside
 
 
 def outer_sgd(plan: Plan, local_steps: int, inside: Literal["adamw", "muon"] = "adamw") -> Spec:
     """The outer optimizer: SGD with Nesterov momentum.
 
     The best learning rate does not depend on the size of the model and grows with the number of workers: 0.4 for
-    1, 0.6 for 2 to 7, 0.8 from 8 on (Scaling Laws for DiLoCo, arXiv 2503.09799). Momentum is min(0.8, H / 8) around
-    AdamW and min(0.6, H / 25) around Muon, whose own carries a direction for longer: the less the workers part in a
-    round, the less there is to gain by going further than their mean (docs/learning.md).
+    1, 0.6 for 2 to 7, 0.8 from 8 on (Scaling Laws for DiLoCo, arXiv 2503.09799). Momentum is min(m, H / 8), with
+    m = 0.8 around AdamW and 0.6 around Muon (MuLoCo, arXiv 2505.23725): the less the workers part in a round, the less
+    there is to gain by going further than their mean (docs/learning.md).
     """
     lr = 0.4 if plan.num_workers == 1 else 0.6 if plan.num_workers < 8 else 0.8
-    most, steps = _MOMENTUM[inside]
-    return {"type": "sgd", "lr": lr, "momentum": min(most, local_steps / steps), "nesterov": True}
+    momentum = min(_MOST_MOMENTUM[inside], local_steps / 8)
+    return {"type": "sgd", "lr": lr, "momentum": momentum, "nesterov": True}
 
 
 def warm_start(plan: Plan, every: int = 1) -> int:

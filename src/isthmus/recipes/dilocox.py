@@ -20,7 +20,7 @@ def dilocox(plan: Plan) -> Recipe:
     """
     local_steps = plan.local_steps or 125
     start = warm_start(plan, SPARSE_START)
-    rank = round(share_to_send(plan, local_steps, start, crossings=11, least=1 / 16, most=1 / 4), 3)
+    rank = round(share_to_send(plan, local_steps, start, crossings=12, least=1 / 16, most=1 / 4), 3)
     return Recipe(
         schedule=SyncSchedule(local_steps, 1, local_steps, start, SPARSE_START),
         compressor=ErrorFeedback(LowRank(rank, factors=Quantize(bits=4)), decay=0.8),

@@ -7,7 +7,7 @@ from isthmus.recipes.base import MUON, MUON_START, Plan, Recipe, outer_sgd, warm
 
 
 def muloco(plan: Plan) -> Recipe:
-    """Muon inside; 2-bit pseudo-gradients with error feedback; outer Nesterov 0.7 / 0.6; H = 30.
+    """Muon inside; 2-bit pseudo-gradients with error feedback; outer Nesterov; H = 30.
 
     The scales of 2 bits are per 32 values, in a byte: 2.25 bits a value. With 128 values to a scale of 16 bits (2.125
     bits) it learns less (docs/learning.md).
