@@ -50,7 +50,9 @@ def test_what_a_run_leaves_behind(tmp_path):
     run_dir = tmp_path / "run"
     assert part == json.loads((run_dir / "worker-0.json").read_text())
     assert summary(run_dir)["anchor_hash"] == {"worker-0": part["anchor_hash"]}
-    assert summary(run_dir)["eval_loss"] < torch.log(torch.tensor(16.0)).item()
+    losses = [event["loss"] for event in events(run_dir, 0, "eval")]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] == summary(run_dir)["eval_loss"] < losses[0]
     assert summary(run_dir)["tokens_per_worker"] == 12 * 4 * 8
     assert [event["step"] for event in events(run_dir, 0, "step")] == list(range(1, 13))
     assert [event["step"] for event in events(run_dir, 0, "sync")] == [4, 8, 12]

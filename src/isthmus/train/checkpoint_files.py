@@ -87,6 +87,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise Damaged(f"{path} is of another version of isthmus")
     return manifest
 
+_BEFORE = {"outer.merge.kept": 1.0}  # options that runs of version 0.1.0 could not choose, and what they did
+
 
 def verify(folder: Path, mesh: dict[str, int]) -> None:
     """Raise `Damaged` where a file of a checkpoint, of this mesh, is not as it was written."""
@@ -106,6 +108,7 @@ def verify(folder: Path, mesh: dict[str, int]) -> None:
 def check_same_run(folder: Path, there: RunIdentity, here: RunIdentity) -> None:
     """Refuse a checkpoint that belongs to another run than this one, with the first difference and both values."""
     there, here = without_defaults(there), without_defaults(here)
+    there = {key: value for key, value in _BEFORE.items() if key in here} | there
     for key in [*here, *there]:
         if there.get(key) != here.get(key):
             raise UserError(
