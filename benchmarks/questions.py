@@ -118,7 +118,7 @@ def amounts(rung: str) -> Iterator[Case]:
 
 def alone(rung: str) -> Iterator[Case]:
     """Is a recipe ever worse than one worker alone with its inner optimizer?"""
-    for recipe in (name for recipes in ladder.METHODS.values() for name in recipes):
+    for recipe in RECIPES:
         for local_steps in (10, 200):
             run = make_run(rung, recipe, local_steps)
             yield Case((recipe, str(local_steps)), run, replace(make_base(run), workers=1))

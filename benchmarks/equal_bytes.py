@@ -1,0 +1,138 @@
+"""Which method to take at which budget: the gap to `ddp` over the bytes that a worker sends, for methods and densities.
+
+Every recipe at several H, and those that send a part of the values at several parts; the inner optimizer's rate is
+`questions.LRS`, all else are the recipes' defaults. Runs that are in runs/ladder already are not run again:
+
+    python -m benchmarks.equal_bytes --rung 0.9M --seeds 0 1 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+from benchmarks import ladder
+from benchmarks.questions import LRS, RECIPES, STEPS, make_base, make_run
+from benchmarks.results import FOLDER, write
+
+ALL_LOCAL_STEPS = (10, 30, 100)
+DENSITIES = {  # the setting, and its values beside the default
+    "sparseloco": ("outer.compressor.compressor.keep", (64, 128, 512)),
+    "dilocox": ("outer.compressor.compressor.rank", (0.063, 0.125, 0.5)),
+    "dct_momentum": ("outer.compressor.compressor.codec.keep", (64, 128, 512)),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method with one H and one density."""
+
+    recipe: str
+    local_steps: int
+    density: str  # "" where it is the recipe's own
+    run: ladder.Run
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came of a point, over seeds."""
+
+    point: Point
+    megabytes: float  # sent by a worker in the whole run
+    percents: list[float]  # above `ddp` with the same inner optimizer
+
+
+def points(rung: str) -> Iterator[Point]:
+    """Yield all points of a rung."""
+    for recipe in RECIPES:
+        for local_steps in ALL_LOCAL_STEPS:
+            yield Point(recipe, local_steps, "", make_run(rung, recipe, local_steps))
+    for recipe, (setting, values) in DENSITIES.items():
+        for value in values:
+            yield Point(recipe, 30, f"{value:g}", make_run(rung, recipe, 30, f"{setting}={value}"))
+
+
+def measure(rung: str, seeds: list[int]) -> tuple[list[Measured], list[dict[str, Any]]]:
+    """Run every point with every seed; return what came of them, and all results."""
+    todo = list(points(rung))
+    pairs = {(point, seed): replace(point.run, seed=seed) for point in todo for seed in seeds}
+    plan = dict.fromkeys(run for own in pairs.values() for run in (make_base(own), own))
+    found = dict(zip(plan, ladder.run_all(plan), strict=True))
+    measured = []
+    for point in todo:
+        runs = [pairs[point, seed] for seed in seeds]
+        percents = [100 * (found[run]["loss"] / found[make_base(run)]["loss"] - 1) for run in runs]
+        measured.append(Measured(point, found[runs[0]]["sent_bytes"] / 1e6, percents))
+    return measured, list(found.values())
+
+
+def is_best(one: Measured, measured: list[Measured]) -> bool:
+    """Whether no other point sends less and ends lower."""
+    mean = statistics.mean(one.percents)
+    return not any(each.megabytes < one.megabytes and statistics.mean(each.percents) <= mean for each in measured)
+
+
+def plot(path: Path, measured: list[Measured], rung: str) -> None:
+    """Draw the gap over bytes: a line a method over H, open marks for other densities, bars from seed to seed."""
+    figure, axes = plt.subplots(figsize=(7.5, 5))
+    for number, recipe in enumerate(RECIPES):
+        mark, color = "os^vD*PX"[number % 8], f"C{number}"
+        for is_default in (True, False):
+            own = sorted(
+                (each for each in measured if each.point.recipe == recipe and (each.point.density == "") == is_default),
+                key=lambda each: each.megabytes,
+            )
+            if not own:
+                continue
+            means = [statistics.mean(each.percents) for each in own]
+            below = [mean - min(each.percents) for mean, each in zip(means, own, strict=True)]
+            above = [max(each.percents) - mean for mean, each in zip(means, own, strict=True)]
+            axes.errorbar(
+                [each.megabytes for each in own],
+                means,
+                yerr=[below, above],
+                marker=mark,
+                color=color,
+                linestyle="-" if is_default else "none",
+                markerfacecolor=color if is_default else "none",
+                label=recipe if is_default else None,
+            )
+    axes.set(xscale="log", xlabel="MB sent by a worker in the whole run", ylabel="evaluation loss above ddp, %")
+    axes.set_title(f"{rung} parameters, {STEPS} steps, H = {', '.join(map(str, ALL_LOCAL_STEPS))}")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Measure, write the table, draw the plot."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rung", choices=LRS["adamw"], default="0.13M")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    arguments = parser.parse_args()
+    measured, results = measure(arguments.rung, arguments.seeds)
+    rows = []
+    for each in sorted(measured, key=lambda each: each.megabytes):
+        spread = f"{min(each.percents):+.2f} to {max(each.percents):+.2f}" if len(each.percents) > 1 else "-"
+        mean, best = f"{statistics.mean(each.percents):+.2f} %", "yes" if is_best(each, measured) else ""
+        point = each.point
+        rows.append([point.recipe, point.local_steps, point.density, f"{each.megabytes:.2f}", mean, spread, best])
+    columns = ["recipe", "H", "density", "MB sent", "mean gap to ddp", "by seed, %", "nothing smaller is better"]
+    notes = [f"{ladder.RUNGS[arguments.rung]}", f"but {STEPS} steps; seeds {arguments.seeds}"]
+    name = f"equal-bytes-{arguments.rung}"
+    print(write(name, f"Equal bytes, {arguments.rung} parameters", columns, rows, notes, results))
+    plot(FOLDER / f"{name}.png", measured, arguments.rung)
+
+
+if __name__ == "__main__":
+    main()
