@@ -6,8 +6,10 @@ one for each core at a time; those that are in runs/ladder already are not repea
 several sittings:
 
     python -m benchmarks.ladder 0.13M --local-steps 30 100 --seeds 0 1 2
+    python -m benchmarks.ladder 5M --steps 500                # a shorter run than the rung's
     python -m benchmarks.ladder 25M --local-steps 50          # a GPU's
     python -m benchmarks.ladder --plot                        # all that has been measured, over sizes
+    python -m benchmarks.ladder --plot --steps 500            # at equal length
 """
 
 from __future__ import annotations
@@ -69,8 +71,8 @@ class Rung:
 
 RUNGS = {
     "0.13M": Rung(64, 2, 64, 8, 3000, (5e-3, 1e-2, 1.4e-2, 2e-2), (7e-3, 1e-2, 1.4e-2, 2e-2)),
-    "0.9M": Rung(128, 4, 64, 8, 3000, (3e-3, 6e-3, 1.2e-2), (7e-3, 1e-2, 1.4e-2)),
-    "5M": Rung(256, 6, 128, 8, 1500, (1.5e-3, 3e-3, 6e-3), (7e-3, 1e-2, 1.4e-2)),
+    "0.9M": Rung(128, 4, 64, 8, 1500, (2e-3, 4e-3, 8e-3), (7e-3, 1e-2, 1.4e-2), "bfloat16"),
+    "5M": Rung(256, 6, 128, 8, 1500, (1.5e-3, 3e-3, 6e-3), (7e-3, 1e-2, 1.4e-2), "bfloat16"),
     "25M": Rung(512, 8, 256, 16, 1500, (7e-4, 1e-3, 1.5e-3), (7e-3, 1e-2, 1.4e-2), "bfloat16"),
     "100M": Rung(768, 14, 512, 16, 3000, (5e-4, 7e-4, 1e-3), (7e-3, 1e-2, 1.4e-2), "bfloat16"),
 }
@@ -116,27 +118,31 @@ class Run:
 
 
 class Climb:
-    """The runs of one rung."""
+    """The runs of one rung, of another length where one is given."""
 
-    def __init__(self, name: str) -> None:
-        self.name, self.rung = name, RUNGS[name]
+    def __init__(self, name: str, num_steps: int | None = None) -> None:
+        self.name, self.rung, self.num_steps = name, RUNGS[name], num_steps
+        self.length = () if num_steps is None else (f"train.steps={num_steps}", f"train.eval_every={num_steps}")
         self.results: list[dict[str, Any]] = []
+
+    def _run(self, recipe: str, inside: str, lr: float, seed: int, steps: int = 0, workers: int = WORKERS) -> Run:
+        return Run(self.name, recipe, inside, lr, seed, steps, workers, self.length)
 
     def measure(self, local_steps: list[int], seeds: list[int], only: list[str]) -> None:
         """Search the baselines' rates, then run every method."""
         rates = {inside: getattr(self.rung, inside) for inside in METHODS}
-        self.results += run_all(Run(self.name, "ddp", inside, lr, 0) for inside in METHODS for lr in rates[inside])
+        self.results += run_all(self._run("ddp", inside, lr, 0) for inside in METHODS for lr in rates[inside])
         plan = list[Run]()
         for inside, methods in METHODS.items():
             tried = [result for result in self.results if result["inside"] == inside]
             lr = min(tried[: len(rates[inside])], key=lambda result: result["loss"])["lr"]
             for seed in seeds:
                 if seed != 0:  # that one is in the search
-                    plan.append(Run(self.name, "ddp", inside, lr, seed))
-                plan.append(Run(self.name, "ddp", inside, lr, seed, workers=1))
+                    plan.append(self._run("ddp", inside, lr, seed))
+                plan.append(self._run("ddp", inside, lr, seed, workers=1))
                 for method in methods if not only else [method for method in methods if method in only]:
                     own_lr = 2 * lr if method in SPARSE else lr
-                    plan += [Run(self.name, method, inside, own_lr, seed, steps) for steps in local_steps]
+                    plan += [self._run(method, inside, own_lr, seed, steps) for steps in local_steps]
         self.results += run_all(plan)
 
 
@@ -192,14 +198,21 @@ def report(climb: Climb) -> None:
         f"{r['inside']} {r['lr']:g}: {r['loss']:.4f}" for r in climb.results if r["method"] == "ddp" and r["seed"] == 0
     )
     notes = [f"{climb.rung}", f"{WORKERS} workers; the recipes' defaults but for H", f"ddp, seed 0: {tried}"]
-    print(write(f"ladder-{climb.name}", f"The ladder at {climb.name}", columns, rows, notes, climb.results))
+    notes += [] if climb.num_steps is None else [f"but {climb.num_steps} steps"]
+    name = file_name(climb.name, climb.num_steps)
+    print(write(name, f"The ladder at {climb.name}", columns, rows, notes, climb.results))
 
 
-def plot(path: Path) -> None:
-    """Draw the gap to `ddp` over the size, a line a method, from the newest results of every rung."""
+def file_name(rung: str, num_steps: int | None) -> str:
+    """Return what results of a rung are called."""
+    return f"ladder-{rung}" if num_steps is None else f"ladder-{rung}-{num_steps}-steps"
+
+
+def plot(path: Path, num_steps: int | None) -> None:
+    """Draw the gap to `ddp` over the size, a line a method, from the newest results of every rung, of equal length."""
     sizes, lines = list(RUNGS), dict[tuple[str, int], dict[str, float]]()
     for name in sizes:
-        for newest in sorted(FOLDER.glob(f"*-ladder-{name}.json"))[-1:]:
+        for newest in sorted(FOLDER.glob(f"*-{file_name(name, num_steps)}.json"))[-1:]:
             for (method, _, steps), percents in gaps(json.loads(newest.read_text())["results"]).items():
                 if method != "alone":
                     lines.setdefault((method, steps), {})[name] = statistics.mean(percents)
@@ -223,15 +236,16 @@ def main() -> None:
     parser.add_argument("rung", nargs="?", choices=RUNGS)
     parser.add_argument("--local-steps", type=int, nargs="+", default=[30, 100])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--steps", type=int, help="inner steps; the rung's when not given")
     parser.add_argument("--only", nargs="*", default=[], help="methods; all when not given")
     parser.add_argument("--plot", action="store_true")
     arguments = parser.parse_args()
     if arguments.rung:
-        climb = Climb(arguments.rung)
+        climb = Climb(arguments.rung, arguments.steps)
         climb.measure(arguments.local_steps, arguments.seeds, arguments.only)
         report(climb)
     if arguments.plot:
-        plot(FOLDER / "ladder.png")
+        plot(FOLDER / f"ladder{'' if arguments.steps is None else f'-{arguments.steps}-steps'}.png", arguments.steps)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from isthmus.compress import Cast, Compressor
+from isthmus.compress.quantize import Quantize
 from isthmus.config import OUTER_OPTIMIZERS
 from isthmus.core import SPLITS, Fragment, Registry, State, SyncSchedule, UserError
 from isthmus.outer import Merge, Offload, OuterLoop, Replace
@@ -104,6 +105,7 @@ def _put_anchors(fragments: list[Fragment], state_dict: State, replicated: bool)
             anchor.data.copy_(value if replicated else torch.zeros(()))
 
 
+TWO_BITS = Quantize(bits=2, block=32, scale_bits=8)  # 2.25 bits a value
 KEPT = 0.5  # share of a worker's own progress that it goes on from while a sync takes a whole round
 PLAIN_SGD: Spec = {"type": "sgd", "lr": 1.0}  # outer, around a decayed residual, which plays the part of momentum
 MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section

@@ -1,9 +1,8 @@
 """MuLoCo (arXiv 2505.23725)."""
 
 from isthmus.compress.feedback import ErrorFeedback
-from isthmus.compress.quantize import Quantize
 from isthmus.core import SyncSchedule
-from isthmus.recipes.base import MUON, MUON_START, Plan, Recipe, outer_sgd, warm_start
+from isthmus.recipes.base import MUON, MUON_START, TWO_BITS, Plan, Recipe, outer_sgd, warm_start
 
 
 def muloco(plan: Plan) -> Recipe:
@@ -15,7 +14,7 @@ def muloco(plan: Plan) -> Recipe:
     local_steps = plan.local_steps or 30
     return Recipe(
         schedule=SyncSchedule(local_steps, warm_start_steps=warm_start(plan, MUON_START), warm_start_every=MUON_START),
-        compressor=ErrorFeedback(Quantize(bits=2, block=32, scale_bits=8)),
+        compressor=ErrorFeedback(TWO_BITS),
         optimizer=outer_sgd(plan, local_steps, "muon"),
         inner=MUON,
     )

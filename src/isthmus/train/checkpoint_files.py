@@ -87,6 +87,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise Damaged(f"{path} is of another version of isthmus")
     return manifest
 
+
 _BEFORE = {"outer.merge.kept": 1.0}  # options that runs of version 0.1.0 could not choose, and what they did
 
 
