@@ -17,7 +17,7 @@ HEADER_BYTES = _HEADER.size
 CHUNK_BYTES = 1 << 20  # of a message in one frame
 MAX_CONTROL_BYTES = 1 << 12
 MAX_LANES = 4  # in each direction, beside the one for small messages
-_SECONDS_A_LANE = 0.025  # of the round trip: one connection moves about its window, 2.5 MB, in each
+_SECONDS_A_LANE = 0.005  # of the round trip; at 20 ms four lanes get 75 to 95 % of 1,000 Mbit/s both ways, one 70
 _TURN_BYTES = 1 << 20  # after which another lane has its turn
 _UNSENT_BYTES = 1 << 20  # in the kernel: what waits there cannot go over another lane
 
