@@ -1,19 +1,26 @@
 """Processor time that a worker's syncs take of a run: capture, codec of all messages, outer step, merge; no waiting.
 
-Two workers in one process hand each other their messages through memory, so neither link nor sockets count. Inner
-steps are measured by themselves, just before and after; between syncs the parameters are only moved a little. What is
-trained is that of benchmarks/wan:
+Two workers in one process hand each other their messages through memory, so neither link nor sockets count; with
+--link they are processes, whose messages cross our link on loopback, under TLS, and all threads of a process count.
+Inner steps are measured by themselves, just before and after; between syncs the parameters are only moved a little.
+What is trained is that of benchmarks/wan:
 
     python -m benchmarks.sync_cost [recipe ...]
+    python -m benchmarks.sync_cost --link [recipe ...]
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
+import multiprocessing
+import os
+import secrets
+import socket
 import statistics
-import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -25,7 +32,9 @@ from isthmus.data import OrderedBatches
 from isthmus.recipes import RECIPES, load_config
 from isthmus.recipes.base import Plan
 from isthmus.train import assemble
+from isthmus.transport import Transport
 from isthmus.transport.local import Local, LocalWorld
+from isthmus.transport.torch_dist import TorchDist
 
 WORKERS = 2
 H = 50
@@ -50,29 +59,30 @@ class Move:
         self.sign = -self.sign
 
 
-def sync_seconds(name: str, model: nn.Module) -> float:
-    """Processor seconds of one worker in a round of H steps, inner steps left out."""
+def take_rounds(name: str, own: nn.Module, transport: Transport, rank: int, wait: Callable[[], object]) -> None:
+    """Sync as one worker, in rounds of H steps; wait for the other one when those that count begin and end."""
     recipe = RECIPES.get(name)(Plan(WORKERS, 100 * H, H))
     assert recipe.schedule is not None
     recipe = replace(recipe, schedule=replace(recipe.schedule, warm_start_steps=0))
+    move, loop = Move(own, rank), recipe.outer_loop(own, transport)
+    for number in range(WARM_UP + ROUNDS):
+        if number == WARM_UP:
+            wait()
+        move()
+        for _ in range(H):
+            loop.step()
+    wait()
+    loop.close()
+
+
+def sync_seconds(name: str, model: nn.Module) -> float:
+    """Processor seconds of one worker in a round of H steps, inner steps left out."""
     world, barrier = LocalWorld(WORKERS), threading.Barrier(WORKERS + 1)
-    errors: list[BaseException] = []
 
     def work(rank: int) -> None:
-        own = copy.deepcopy(model)
-        move = Move(own, rank)
         try:
-            loop = recipe.outer_loop(own, Local(world, rank))
-            for number in range(WARM_UP + ROUNDS):
-                if number == WARM_UP:
-                    barrier.wait()
-                move()
-                for _ in range(H):
-                    loop.step()
-            barrier.wait()
-            loop.close()
-        except BaseException as error:
-            errors.append(error)
+            take_rounds(name, copy.deepcopy(model), Local(world, rank), rank, barrier.wait)
+        except BaseException:
             barrier.abort()
             raise
 
@@ -85,17 +95,46 @@ def sync_seconds(name: str, model: nn.Module) -> float:
     taken = time.process_time() - begin
     for thread in threads:
         thread.join()
+    return taken / WORKERS / ROUNDS - move_seconds(model)
+
+
+def link_seconds(name: str, model: nn.Module) -> float:
+    """The same of a process whose messages cross the link."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(WORKERS)}
+    os.environ["ISTHMUS_RUN_SECRET"] = secrets.token_hex()
+    with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
+        return max(pool.starmap(over_link, [(name, model, rank) for rank in range(WORKERS)], chunksize=1))
+
+
+def over_link(name: str, model: nn.Module, rank: int) -> float:
+    """Be one worker; return the processor seconds of a round."""
+    torch.set_num_threads(1)
+    os.environ["RANK"] = str(rank)
+    marks = list[float]()
+    take_rounds(name, model, TorchDist(), rank, lambda: marks.append(time.process_time()))
+    return (marks[1] - marks[0]) / ROUNDS - move_seconds(model)
+
+
+def move_seconds(model: nn.Module) -> float:
+    """Processor seconds of what stands in for the inner steps of a round."""
     move = Move(copy.deepcopy(model), 0)
     begin = time.process_time()
     for _ in range(ROUNDS):
         move()
-    return taken / WORKERS / ROUNDS - (time.process_time() - begin) / ROUNDS
+    return (time.process_time() - begin) / ROUNDS
 
 
 def main() -> None:
     """Measure every recipe and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="*", help="all but ddp when not given")
+    parser.add_argument("--link", action="store_true", help="messages cross the link, under TLS")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    names = sys.argv[1:] or [name for name in RECIPES.names() if name != "ddp"]
+    names = arguments.recipes or [name for name in RECIPES.names() if name != "ddp"]
+    measure = link_seconds if arguments.link else sync_seconds
     config = load_config(CONFIG)
     spec = assemble.build_model_spec(config)
     model = spec.build(0)
@@ -114,7 +153,7 @@ def main() -> None:
     for name in names:
         shares, syncs, inners = [], [], [inner_seconds()]
         for _ in range(REPEATS):
-            syncs.append(sync_seconds(name, model))
+            syncs.append(measure(name, model))
             inners.append(inner_seconds())
             shares.append(syncs[-1] / (syncs[-1] + H * (inners[-2] + inners[-1]) / 2))
         share = statistics.median(shares)
@@ -135,11 +174,13 @@ def main() -> None:
                f"goal {GOAL:.0%}"]  # fmt: skip
     notes = [
         f"GPT-NeoX of {count:,} parameters, {config.inner.batch_size} sequences of 128 tokens a step (benchmarks/wan); "
-        f"{WORKERS} workers, their messages handed over in memory; one thread",
+        f"{WORKERS} workers, whose messages "
+        + ("cross the link on loopback under TLS; all threads" if arguments.link else "are handed over in memory"),
         "processor time of one worker: capture, encoding, decoding all messages, outer step, merge, H - 1 steps "
         "without a sync; the work grows with the model alone, an inner step's with the tokens too",
     ]
-    print(write("sync-cost", "What syncs cost a worker", columns, rows, notes, data).read_text())
+    name = "sync-cost-link" if arguments.link else "sync-cost"
+    print(write(name, "What syncs cost a worker", columns, rows, notes, data).read_text())
 
 
 if __name__ == "__main__":

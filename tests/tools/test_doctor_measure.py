@@ -27,9 +27,9 @@ def test_each_meets_each_once_and_nobody_two_at_a_time(size):
 
 
 def test_rates_round_trips_and_windows_of_every_pair_are_found():
-    """0 and 1 are 80 ms apart, 100 Mbit/s one way and 50 the other; 2 is 20 ms away, at 2 Mbit/s; windows of 0.5 MB."""
-    bits = [[0, 1e8, 2e6], [5e7, 0, 2e6], [2e6, 2e6, 0]]
-    latency = [[0, 0.04, 0.01], [0.04, 0, 0.01], [0.01, 0.01, 0]]
+    """0 and 1 are 80 ms apart, 100 Mbit/s one way and 50 the other; 2 is 4 ms away, at 20 Mbit/s; windows of 0.5 MB."""
+    bits = [[0, 1e8, 2e7], [5e7, 0, 2e7], [2e7, 2e7, 0]]
+    latency = [[0, 0.04, 0.002], [0.04, 0, 0.002], [0.002, 0.002, 0]]
     network, _ = measured(LocalWorld(3, bits, latency, window_bytes=5e5))
     for a, b in network.pairs:
         assert network.round_trip_seconds[a][b] == pytest.approx(2 * latency[a][b], rel=1e-3)
@@ -64,7 +64,7 @@ def test_transfers_stay_short_where_a_sync_may_take_little():
 
 
 def test_many_workers_are_measured_in_bounded_time():
-    _, near = measured(LocalWorld(12, 1e8, 0.01))
+    _, near = measured(LocalWorld(12, 1e8, 0.002))
     assert near < 60
     _, far = measured(LocalWorld(8, 1e8, 0.05, window_bytes=2.5e6))
     assert far < 100

@@ -141,8 +141,8 @@ def warm_start(plan: Plan, every: int = 1) -> int:
 def share_to_send(plan: Plan, local_steps: int, start: int, crossings: int, least: float, most: float) -> float:
     """Part of all values, or of all directions, that cross in a sync: enough for each to cross `crossings` times.
 
-    What error feedback still holds when a run ends was learnt in vain, so few syncs must send more each
-    (docs/learning.md).
+    What error feedback still holds when a run ends was learnt in vain, so few syncs must send more each: at most
+    `most`, but everything once (docs/learning.md).
 
     Args:
         plan: of the run.
@@ -150,7 +150,7 @@ def share_to_send(plan: Plan, local_steps: int, start: int, crossings: int, leas
         start: inner steps of the warm start.
         crossings: on average, in all syncs after the start.
         least: the smallest part, of long runs: the paper's.
-        most: the largest part, of short runs.
+        most: the largest part, of short runs, where that is enough for everything to cross once.
     """
     syncs = max(1, (plan.steps - start) // local_steps)
-    return min(most, max(least, crossings / syncs))
+    return max(1 / syncs, min(most, max(least, crossings / syncs)))

@@ -30,7 +30,7 @@ def dilocox(plan: Plan) -> Recipe:
     """
     local_steps = plan.local_steps or 125
     start = warm_start(plan, SPARSE_START)
-    rank = round(share_to_send(plan, local_steps, start, crossings=24, least=1 / 8, most=1 / 2), 3)
+    rank = round(min(1 / 2, share_to_send(plan, local_steps, start, crossings=24, least=1 / 8, most=1 / 2)), 3)
     return Recipe(
         schedule=SyncSchedule(local_steps, 1, local_steps, start, SPARSE_START),
         compressor=ErrorFeedback(LowRank(rank, factors=TWO_BITS), decay=0.8),
