@@ -12,8 +12,8 @@ _CHUNK, _PART = 4096, 64
 def sparseloco(plan: Plan) -> Recipe:
     """Algorithm 1 of arXiv 2508.15706: the largest of every 4096 values in 2 bits, residual decay 0.95, H = 30.
 
-    The paper's 64 in long runs, up to 256 where there are fewer than 256 syncs, and more below 16. The warm start is half as long again as
-    the other recipes': sparse messages need time to gather (docs/learning.md).
+    The paper's 64 in long runs, up to 256 where there are fewer than 256 syncs, and more below 16. The warm start is
+    half as long again as the other recipes': sparse messages need time to gather (docs/learning.md).
     """
     local_steps = plan.local_steps or 30
     start = 3 * warm_start(plan) // 2 // SPARSE_START * SPARSE_START
