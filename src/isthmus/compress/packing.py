@@ -158,14 +158,16 @@ def unpack_sorted(packed: torch.Tensor, keep: int, of: int) -> tuple[torch.Tenso
     start = packed_bytes(keep, low)
     bitmap = unpack_bits(packed[:, start:], 1, size)
     rank = torch.arange(keep, device=packed.device)
-    positions = torch.arange(size, device=packed.device, dtype=torch.int32)
-    positions = torch.where(bitmap.bool(), positions, size + of)  # what is not set sorts behind, and out of range
-    high = positions.sort(dim=1).values[:, :keep] - rank
+    count = bitmap.cumsum(dim=1)
+    slots = torch.where(bitmap.bool(), (count - 1).clamp_(max=keep), keep)  # the last one is for what is not set
+    positions = torch.arange(size, device=packed.device).expand(slots.shape)
+    found = torch.zeros(len(packed), keep + 1, dtype=torch.int64, device=packed.device)
+    high = found.scatter_(1, slots, positions)[:, :keep] - rank
     indices = high << low
     if low:
         indices = indices | unpack_bits(packed[:, :start], low, keep)
     increasing = (indices[:, 1:] > indices[:, :-1]).all(dim=1, keepdim=True)
-    valid = increasing & (indices[:, -1:] < of) & (bitmap.sum(dim=1, keepdim=True) == keep)
+    valid = increasing & (indices[:, -1:] < of) & (count[:, -1:] == keep)
     return torch.where(valid, indices, rank), valid
 
 

@@ -103,16 +103,16 @@ void dequantize_rows(int64_t rows, const uint8_t* in, float* x, int64_t block, i
 typedef double Eight __attribute__((vector_size(64)));
 
 // out = a b, all n x n, n a multiple of 8. The operands of transform_tiles leave nothing to round: any order of the
-// sums is exact.
-void multiply(const double* a, const double* b, double* out, int64_t n) {
-  for (int64_t i = 0; i < n; i += 4)
+// sums is exact, and so are fused sums.
+__attribute__((optimize("fp-contract=fast"))) void multiply(const double* a, const double* b, double* out, int64_t n) {
+  for (int64_t i = 0; i < n; i += 8)
     for (int64_t j = 0; j < n; j += 8) {
-      Eight sum[4] = {}, line;
+      Eight sum[8] = {}, line;
       for (int64_t k = 0; k < n; k++) {
         std::memcpy(&line, b + k * n + j, sizeof line);
-        for (int r = 0; r < 4; r++) sum[r] += a[(i + r) * n + k] * line;
+        for (int r = 0; r < 8; r++) sum[r] += a[(i + r) * n + k] * line;
       }
-      for (int r = 0; r < 4; r++) std::memcpy(out + (i + r) * n + j, &sum[r], sizeof line);
+      for (int r = 0; r < 8; r++) std::memcpy(out + (i + r) * n + j, &sum[r], sizeof line);
     }
 }
 
