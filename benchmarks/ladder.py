@@ -216,6 +216,7 @@ def plot(path: Path, num_steps: int | None) -> None:
             for (method, _, steps), percents in gaps(json.loads(newest.read_text())["results"]).items():
                 if method != "alone":
                     lines.setdefault((method, steps), {})[name] = statistics.mean(percents)
+    sizes = [name for name in sizes if any(name in own for own in lines.values())]
     all_steps = sorted({steps for _, steps in lines})
     figure, panels = plt.subplots(1, len(all_steps), figsize=(5 * len(all_steps), 4.5), sharey=True, squeeze=False)
     for axes, steps in zip(panels[0], all_steps, strict=True):
