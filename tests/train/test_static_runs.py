@@ -13,8 +13,6 @@ from isthmus.transport.peers import ring_bytes
 
 pytestmark = pytest.mark.processes
 
-PRIVATE = {"eager"}  # anchors differ between workers
-
 
 @pytest.fixture(params=[*(f"two {name}" for name in RECIPES.names()), *(f"three {name}" for name in THREE_WORKERS)])
 def finished(request):
@@ -30,10 +28,10 @@ def test_the_loss_falls(finished):
     assert summary(finished)["eval_loss"] < math.log(256) - 0.2
 
 
-def test_identity_34_anchors_are_equal_where_they_are_replicated(finished):
+def test_identity_34_anchors_are_equal(finished):
     hashes = summary(finished)["anchor_hash"].values()
     assert len(hashes) in (2, 3)
-    assert len(set(hashes)) == (len(hashes) if finished.name in PRIVATE else 1)
+    assert len(set(hashes)) == 1
 
 
 def test_the_summary_is_the_sum_of_the_metrics(finished):
