@@ -24,7 +24,7 @@ SIZES = (0, 1, 9, 4096, 4097, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 *
 @pytest.fixture
 def long_way(monkeypatch):
     """Four lanes for bulk, as on a way of forty milliseconds."""
-    monkeypatch.setattr("isthmus.link.lane._SECONDS_A_LANE", 1e-9)
+    monkeypatch.setattr("isthmus.link.lane._LONG_WAY_SECONDS", 0.0)
     monkeypatch.setattr("isthmus.link.lane.MAX_LANES", 4)
 
 

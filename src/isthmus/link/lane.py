@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import socket
 import ssl
 import struct
@@ -17,7 +16,7 @@ HEADER_BYTES = _HEADER.size
 CHUNK_BYTES = 1 << 20  # of a message in one frame
 MAX_CONTROL_BYTES = 1 << 12
 MAX_LANES = 4  # in each direction, beside the one for small messages
-_SECONDS_A_LANE = 0.005  # of the round trip; at 20 ms four lanes get 75 to 95 % of 1,000 Mbit/s both ways, one 70
+_LONG_WAY_SECONDS = 0.015  # at 20 ms four lanes get 75 to 95 % of 1,000 Mbit/s both ways at once, one lane 70
 _TURN_BYTES = 1 << 20  # after which another lane has its turn
 _UNSENT_BYTES = 1 << 20  # in the kernel: what waits there cannot go over another lane
 
@@ -30,7 +29,7 @@ Load = Literal["small", "bulk", "nothing"]  # what a lane sends: heartbeats and 
 
 def num_bulk_lanes(round_trip_seconds: float) -> int:
     """Return how many connections carry large messages in each direction of so long a way."""
-    return max(1, min(MAX_LANES, math.ceil(round_trip_seconds / _SECONDS_A_LANE)))
+    return MAX_LANES if round_trip_seconds > _LONG_WAY_SECONDS else 1
 
 
 class Frame(NamedTuple):
