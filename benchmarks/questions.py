@@ -22,8 +22,8 @@ from benchmarks.results import write
 STEPS = 1000
 RECIPES = [name for recipes in ladder.METHODS.values() for name in recipes]
 LRS = {
-    "adamw": {"0.13M": 1e-2, "0.9M": 6e-3, "5M": 3e-3},
-    "muon": {"0.13M": 1e-2, "0.9M": 1e-2, "5M": 1e-2},
+    "adamw": {"0.13M": 1e-2, "0.9M": 4e-3, "5M": 3e-3},
+    "muon": {"0.13M": 1e-2, "0.9M": 7e-3, "5M": 1e-2},
 }
 
 

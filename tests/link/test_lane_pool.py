@@ -225,9 +225,8 @@ def test_it_is_known_what_has_not_been_delivered():
         wait_until(lambda: lane_pool._undelivered_bytes(one) == 0)
 
 
-def test_what_is_lost_is_dialled_at_once(ends, monkeypatch):
-    """The connections broke while they belonged to no group; one for large messages, however busy the machine is."""
-    monkeypatch.setattr("isthmus.link.lane._LONG_WAY_SECONDS", 60.0)
+def test_what_is_lost_is_dialled_at_once(ends):
+    """The connections broke while they belonged to no group."""
     ends.add(2)
     groups = ends.open()
     lanes = list(groups[0].channels[1].lanes)
@@ -237,6 +236,21 @@ def test_what_is_lost_is_dialled_at_once(ends, monkeypatch):
         for lane in lanes:
             socket.socket.shutdown(lane.connection, socket.SHUT_RDWR)
     check(ends.open("next"))
+
+
+def test_an_end_that_the_link_has_not_read_yet_is_seen(ends):
+    """Else a hello would be sent to nobody, and who waits for it would wait in vain."""
+    ends.add(2)
+    groups = ends.open()
+    lanes = list(groups[0].channels[1].lanes)
+    close(groups)
+    wait_until(lambda: all(link._pool.num_clean == 1 for link in ends.links))
+    link, other = ends.links[1], ends.members()[0]
+    with link._changed:  # its thread reads nothing meanwhile
+        for lane in lanes:
+            with suppress(OSError):
+                socket.socket.shutdown(lane.connection, socket.SHUT_RDWR)
+        assert link._pool.take(other, "next", 1, 8.0) == []
 
 
 def test_regroupings_leave_no_descriptor_or_thread_behind(ends):

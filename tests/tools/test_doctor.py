@@ -147,10 +147,8 @@ def test_two_healthy_workers(config: Path, engine: str) -> None:
     for check in (*own, "configuration", "clocks", "links", "sync", "pace"):
         assert " ok " in row(text, check)
     assert "all 2 are here and answer" in row(text, "workers")
-    for measured in links(
-        text
-    ).values():  # on a busy machine the first round trip may take 5 ms, and one more connection
-        assert re.fullmatch(r"[\d.]+ ms [\d.]+ [MG]bit/s [1-4] [\d.]+ [MG]bit/s", measured), text
+    for measured in links(text).values():  # 4 connections where a busy machine took its time for the first round trip
+        assert re.fullmatch(r"[\d.]+ ms [\d.]+ [MG]bit/s [14] [\d.]+ [MG]bit/s", measured), text
     assert links(text)
     assert [line.split()[:2] for line in text.splitlines()[-6:-2]] == [
         ["10", "ms"],

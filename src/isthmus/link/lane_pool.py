@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import socket
 import ssl
 import struct
 import termios
@@ -155,8 +156,8 @@ class LanePool:
                     self._poller.wake()
                     return []
                 self._changed.wait(_LOOK_SECONDS)
-            if found.is_over or found.is_taken or not all(lane.is_between_frames for lane in found.drainings):
-                return []  # the last: a hello is coming
+            if found.is_over or found.is_taken or not all(map(_is_quiet, found.drainings)):
+                return []
             self._ask(found, group, rank)
             self._changed.wait_for(lambda: found.is_over, _ASK_SECONDS)
             found.is_unwanted = not found.is_over
@@ -240,6 +241,17 @@ def _is_delivered(found: _PooledLanes) -> bool:
     return found.clean_at is not None and all(
         _undelivered_bytes(lane.connection) < _MAX_UNDELIVERED_BYTES for lane in found.drainings
     )
+
+
+def _is_quiet(lane: Lane) -> bool:
+    """Return whether nothing has come, read or not: no part of a hello, and no end, behind which nobody reads one."""
+    try:
+        socket.socket.recv(lane.connection, 1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return lane.is_between_frames
+    except OSError:
+        pass
+    return False
 
 
 def _undelivered_bytes(connection: ssl.SSLSocket) -> int:
