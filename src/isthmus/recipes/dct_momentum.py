@@ -7,7 +7,7 @@ from isthmus.compress.feedback import ErrorFeedback
 from isthmus.compress.quantize import Quantize
 from isthmus.compress.topk import TopK
 from isthmus.core import SyncSchedule
-from isthmus.recipes.base import MUON, MUON_START, PLAIN_SGD, Plan, Recipe, share_to_send, warm_start
+from isthmus.recipes.base import FAST_MUON, MUON_START, PLAIN_SGD, Plan, Recipe, share_to_send, warm_start
 
 _TILE, _BLOCK = 4096, 256
 
@@ -28,5 +28,5 @@ def dct_momentum(plan: Plan) -> Recipe:
         schedule=SyncSchedule(local_steps, warm_start_steps=start, warm_start_every=MUON_START),
         compressor=ErrorFeedback(DCT(TopK(keep, values=Quantize(bits=8, block=_BLOCK))), decay=0.95),
         optimizer=PLAIN_SGD,
-        inner=MUON,
+        inner=FAST_MUON,
     )
