@@ -141,7 +141,7 @@ class Climb:
                     plan.append(self._run("ddp", inside, lr, seed))
                 plan.append(self._run("ddp", inside, lr, seed, workers=1))
                 for method in methods if not only else [method for method in methods if method in only]:
-                    own_lr = 2 * lr if method in SPARSE else lr
+                    own_lr = min(2 * lr, max(rates[inside])) if method in SPARSE else lr
                     plan += [self._run(method, inside, own_lr, seed, steps) for steps in local_steps]
         self.results += run_all(plan)
 

@@ -16,7 +16,11 @@ from isthmus.outer import OuterLoop, fingerprint
 STEPS, SAVED_AT = 20, 11  # after a sync was sent and before it is due, where a recipe overlaps at all
 SMALL: dict[str, dict[str, Any]] = {  # settings at which so small a run does what a recipe is made for
     "streaming": {"overlap_steps": 3},
-    "dilocox": {"compressor": {"type": "error_feedback", "compressor": {"type": "low_rank", "rank": 2}}},
+    "eager": {"overlap_steps": 8},
+    "dilocox": {
+        "overlap_steps": 8,
+        "compressor": {"type": "error_feedback", "compressor": {"type": "low_rank", "rank": 2}},
+    },
 }
 BLOCKS = 4
 

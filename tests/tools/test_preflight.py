@@ -52,9 +52,12 @@ def test_a_model_that_fits_in_no_memory_is_looked_at_in_a_moment():
     assert time.process_time() - began < 5
 
 
-@pytest.mark.parametrize(("recipe", "num_rounds"), [("opendiloco", 1), ("sparseloco", 1), ("dilocox", 3)])
-def test_what_a_robust_mean_costs_is_counted(recipe, num_rounds):
+@pytest.mark.parametrize(
+    ("recipe", "more", "num_rounds"),
+    [("opendiloco", [], 1), ("sparseloco", [], 1), ("dilocox", ["outer.compressor.compressor.rank=4"], 3)],
+)
+def test_what_a_robust_mean_costs_is_counted(recipe, more, num_rounds):
     """Norms of every worker's message, from each owner to each other worker: 8 bytes each, once a round."""
-    base = ["model.hidden_size=64", "model.num_layers=1", "train.workers=4", f"outer.recipe={recipe}"]
+    base = ["model.hidden_size=64", "model.num_layers=1", "train.workers=4", f"outer.recipe={recipe}", *more]
     plain, robust = (sync_traffic(load_config(None, [*base, f"outer.aggregation={a}"])) for a in ("mean", "median"))
     assert {name: robust[name].sent_bytes - plain[name].sent_bytes for name in plain} == {"all": num_rounds * 8 * 4 * 3}

@@ -20,8 +20,8 @@ METHODS = {
     "diloco": (),
     "ddp": ("outer.recipe=ddp",),
     "streaming": ("outer.recipe=streaming", "outer.schedule.overlap_steps=1"),
-    "eager": ("outer.recipe=eager",),
-    "dilocox": ("outer.recipe=dilocox", "outer.compressor.compressor.rank=2"),
+    "eager": ("outer.recipe=eager", "outer.schedule.overlap_steps=4"),
+    "dilocox": ("outer.recipe=dilocox", "outer.compressor.compressor.rank=2", "outer.schedule.overlap_steps=4"),
     "keep progress": ("outer.schedule.overlap_steps=3", "outer.merge.type=keep_progress"),
     "sparseloco": ("outer.recipe=sparseloco", "outer.compressor.compressor.keep=64"),
     "shared momentum": (

@@ -140,6 +140,20 @@ def warm_start(plan: Plan, every: int = 1) -> int:
     return min(plan.steps // 4, 400) // every * every
 
 
+def delay(plan: Plan, local_steps: int, start: int) -> int:
+    """Inner steps that a sync may take (tau) where a method waits a round for it: H, or a sixteenth of the run.
+
+    What workers learn while a sync is under way is half lost, and the last sync's share of the run is the larger the
+    fewer there are, so below 16 of them each must be back sooner (docs/learning.md).
+
+    Args:
+        plan: of the run.
+        local_steps: H.
+        start: inner steps of the warm start, which do not count.
+    """
+    return min(local_steps, max(1, (plan.steps - start) // 16))
+
+
 def share_to_send(plan: Plan, local_steps: int, start: int, crossings: int, least: float, most: float) -> float:
     """Part of all values, or of all directions, that cross in a sync: enough for each to cross `crossings` times.
 

@@ -3,7 +3,7 @@
 from isthmus.compress.float4 import Float4
 from isthmus.core import SyncSchedule
 from isthmus.outer import KeepProgress
-from isthmus.recipes.base import KEPT, MUON, MUON_START, Plan, Recipe, outer_sgd, warm_start
+from isthmus.recipes.base import KEPT, MUON, MUON_START, Plan, Recipe, delay, outer_sgd, warm_start
 
 
 def eager(plan: Plan) -> Recipe:
@@ -12,16 +12,13 @@ def eager(plan: Plan) -> Recipe:
     The paper swaps a worker's stale share of the mean for its fresh one, "Delta(t-1) mean + (1/M) (own Delta(t) - own
     Delta(t-1))": `Eager.outer_gradient`. That sends again what is on its way, and leaves every worker an anchor of its
     own. Here workers keep half of their fresh progress themselves, none of it is sent twice, and anchors stay equal: it
-    learns more at every H (docs/learning.md). The paper's merge is `outer.merge.type=eager`.
+    learns more at every H (docs/learning.md). Where few syncs come they are shorter than a round (`delay`). The paper's
+    merge is `outer.merge.type=eager`.
     """
     local_steps = plan.local_steps or 30
+    start = warm_start(plan, MUON_START)
     return Recipe(
-        schedule=SyncSchedule(
-            local_steps,
-            overlap_steps=local_steps,
-            warm_start_steps=warm_start(plan, MUON_START),
-            warm_start_every=MUON_START,
-        ),
+        schedule=SyncSchedule(local_steps, 1, delay(plan, local_steps, start), start, MUON_START),
         compressor=Float4("E3M0"),
         optimizer=outer_sgd(plan, local_steps, "muon"),
         merge=KeepProgress(KEPT),
