@@ -1,9 +1,9 @@
 """How far every recipe stays behind all-reduce as the model grows: the same family from 0.13M to 100M parameters.
 
-At every rung `ddp` gets the best learning rate of a small search, with AdamW and with Muon, and every method its inner
-optimizer's; all else are the recipes' defaults, nothing set but H. Each run is one process (`benchmarks/batched.py`),
-one for each core at a time; those that are in runs/ladder already are not repeated, so the ladder can be climbed in
-several sittings:
+At every rung `ddp` gets the best learning rate of a small search, with AdamW and with Muon, by its mean loss over all
+seeds, and every method its inner optimizer's; all else are the recipes' defaults, nothing set but H. Each run is one
+process (`benchmarks/batched.py`), one for each core at a time; those that are in runs/ladder already are not repeated,
+so the ladder can be climbed in several sittings:
 
     python -m benchmarks.ladder 0.13M --local-steps 30 100 --seeds 0 1 2
     python -m benchmarks.ladder 5M --steps 500                # a shorter run than the rung's
@@ -131,14 +131,12 @@ class Climb:
     def measure(self, local_steps: list[int], seeds: list[int], only: list[str]) -> None:
         """Search the baselines' rates, then run every method."""
         rates = {inside: getattr(self.rung, inside) for inside in METHODS}
-        self.results += run_all(self._run("ddp", inside, lr, 0) for inside in METHODS for lr in rates[inside])
+        search = [self._run("ddp", inside, lr, seed) for inside in METHODS for lr in rates[inside] for seed in seeds]
+        self.results += run_all(search)
         plan = list[Run]()
         for inside, methods in METHODS.items():
-            tried = [result for result in self.results if result["inside"] == inside]
-            lr = min(tried[: len(rates[inside])], key=lambda result: result["loss"])["lr"]
+            lr = best_lr(self.results, inside)
             for seed in seeds:
-                if seed != 0:  # that one is in the search
-                    plan.append(self._run("ddp", inside, lr, seed))
                 plan.append(self._run("ddp", inside, lr, seed, workers=1))
                 for method in methods if not only else [method for method in methods if method in only]:
                     own_lr = min(2 * lr, max(rates[inside])) if method in SPARSE else lr
@@ -161,15 +159,22 @@ def _result(run: Any) -> dict[str, Any]:
     return result
 
 
+def best_lr(results: list[dict[str, Any]], inside: str) -> float:
+    """Return the learning rate with which `ddp` ends lowest, the mean over seeds."""
+    losses: dict[float, list[float]] = {}
+    for result in results:
+        if (result["method"], result["inside"]) == ("ddp", inside):
+            losses.setdefault(result["lr"], []).append(result["loss"])
+    most = max(map(len, losses.values()))  # former results have other seeds of the best one alone
+    return min((lr for lr in losses if len(losses[lr]) == most), key=lambda lr: statistics.mean(losses[lr]))
+
+
 def gaps(results: list[dict[str, Any]]) -> dict[tuple[str, str, int], list[float]]:
     """Return, by method, inner optimizer and H, how far each seed ends above `ddp` with the same inside, in percent.
 
     Of `ddp` that is the best learning rate's, seed by seed.
     """
-    rates = {}
-    for inside in METHODS:
-        tried = [r for r in results if (r["method"], r["inside"], r["seed"]) == ("ddp", inside, 0)]
-        rates[inside] = min(tried, key=lambda r: r["loss"])["lr"] if tried else None
+    rates = {inside: best_lr(results, inside) for inside in {result["inside"] for result in results}}
     reference = {
         (r["inside"], r["seed"]): r["loss"] for r in results if r["method"] == "ddp" and r["lr"] == rates[r["inside"]]
     }
@@ -194,10 +199,12 @@ def report(climb: Climb) -> None:
         cells = [f"{losses[key]['lr']:g}", f"{statistics.mean(percents):+.2f} %", spread]
         rows.append([method, inside, steps or "-", *cells, f"{sent[key] / 1e6:.1f}", times])
     columns = ["method", "inside", "H", "lr", "mean gap to ddp", "by seed, %", "MB sent", "times fewer than diloco"]
-    tried = ", ".join(
-        f"{r['inside']} {r['lr']:g}: {r['loss']:.4f}" for r in climb.results if r["method"] == "ddp" and r["seed"] == 0
-    )
-    notes = [f"{climb.rung}", f"{WORKERS} workers; the recipes' defaults but for H", f"ddp, seed 0: {tried}"]
+    found: dict[str, list[float]] = {}
+    for r in climb.results:
+        if r["method"] == "ddp":
+            found.setdefault(f"{r['inside']} {r['lr']:g}", []).append(r["loss"])
+    tried = ", ".join(f"{name}: {statistics.mean(losses):.4f}" for name, losses in found.items())
+    notes = [f"{climb.rung}", f"{WORKERS} workers; the recipes' defaults but for H", f"ddp, mean over seeds: {tried}"]
     notes += [] if climb.num_steps is None else [f"but {climb.num_steps} steps"]
     name = file_name(climb.name, climb.num_steps)
     print(write(name, f"The ladder at {climb.name}", columns, rows, notes, climb.results))

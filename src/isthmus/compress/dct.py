@@ -81,14 +81,14 @@ class DCT(Codec):
         if vectors:
             joined = torch.cat(vectors)
             tiles.view(-1)[tiles.numel() - num_tiles[-1] * self.tile**2 :][: len(joined)] = joined
-        _transform(tiles, _cosines(self.tile))
+        _transform(tiles, inverse=False)
         return tiles.view(-1, self.row)
 
     @override
     def from_rows(self, rows: torch.Tensor, like: Tensors) -> Tensors:
         """Undo `to_rows`: return float32 tensors in the shapes of `like`, which take over the memory of `rows`."""
         tiles = rows.view(-1, self.tile, self.tile)
-        _transform(tiles, _cosines(self.tile).T.contiguous())
+        _transform(tiles, inverse=True)
         *parts, joined = tiles.split_with_sizes(self._num_tiles(like))
         vectors = [tensor.numel() for tensor in like if not self._is_matrix(tensor)]
         flat = iter(joined.reshape(-1)[: sum(vectors)].split_with_sizes(vectors))
@@ -140,16 +140,17 @@ def _cosines(size: int) -> torch.Tensor:
     return torch.round(matrix * 2**24) / 2**24
 
 
-def _transform(tiles: torch.Tensor, matrix: torch.Tensor) -> None:
-    """Replace every tile x [n, n] float32 by M x M^T, M being `matrix` [n, n] float64.
+def _transform(tiles: torch.Tensor, inverse: bool) -> None:
+    """Replace every tile x [n, n] float32 by M x M^T, M being the cosines or, for the inverse, their transpose.
 
     With p the power of two below a tile's largest magnitude, its values are rounded to multiples of 2**-25 p, those
     between the two products (below 16 p, as rows of M sum to at most 8) to multiples of 2**-22 p. Each product
     then is a sum of integers below 2**53, times a power of two: exact.
     """
-    if run_kernel("transform_tiles", [tiles], matrix.shape[0], table=matrix):
+    cosines = _cosines(tiles.shape[1])
+    if run_kernel("transform_tiles", [tiles], len(cosines), int(inverse), table=cosines):
         return
-    matrix = matrix.to(tiles.device)
+    matrix = (cosines.T if inverse else cosines).to(tiles.device)
     for part in slices(tiles):
         largest = part.abs().amax(dim=(1, 2), keepdim=True)
         power = (largest.view(torch.int32) & 0x7F800000).view(torch.float32)

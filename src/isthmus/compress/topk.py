@@ -67,11 +67,22 @@ class TopK(Codec):
     @override
     def decode(self, payload: torch.Tensor) -> torch.Tensor:
         """[num_rows, row_bytes] uint8 -> [num_rows, chunk] float32, zero where nothing was sent."""
+        return self.decode_mean([payload], [1.0])
+
+    @override
+    def decode_mean(self, payloads: list[torch.Tensor], weights: list[float]) -> torch.Tensor:
+        """Return the weighted mean, [num_rows, chunk] float32, in work that grows with what was sent alone."""
+        mean = torch.zeros(len(payloads[0]), self.chunk, device=payloads[0].device)
+        for payload, weight in zip(payloads, weights, strict=True):
+            indices, kept = self._unpack(payload)
+            mean.scatter_add_(1, indices, kept.mul_(weight))
+        return mean
+
+    def _unpack(self, payload: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return indices and values of kept entries, [num_rows, keep] each; values are NaN where indices cannot be."""
         indices, valid = unpack_sorted(payload[:, : self._index_bytes], self.keep, self.chunk)
         values = payload[:, self._index_bytes :].reshape(-1, self.values.row_bytes)
-        kept = torch.where(valid, self.values.decode(values).view(len(payload), self.keep), torch.nan)
-        rows = torch.zeros(len(payload), self.chunk, device=payload.device)
-        return rows.scatter_(1, indices, kept)
+        return indices, torch.where(valid, self.values.decode(values).view(len(payload), self.keep), torch.nan)
 
     def _join(self, indices: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Return the payload of kept entries, given their values as payloads."""

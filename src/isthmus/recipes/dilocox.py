@@ -29,8 +29,8 @@ def dilocox(plan: Plan) -> Recipe:
     smaller than itself crosses whole, in 2 bits, too (docs/learning.md).
 
     The paper's one-step delay (`Replace` with tau = H) discards what was learnt while a sync was under way; half of it
-    is kept here, and where few syncs come they are shorter than a round (`delay`). "Dual optimizer policy" needs no code: every rank owns
-    inner and outer optimizer of what it holds.
+    is kept here, and where few syncs come they are shorter than a round (`delay`). "Dual optimizer policy" needs no
+    code: every rank owns inner and outer optimizer of what it holds.
     """
     local_steps = plan.local_steps or 125
     start = warm_start(plan, SPARSE_START)

@@ -100,20 +100,96 @@ void dequantize_rows(int64_t rows, const uint8_t* in, float* x, int64_t block, i
   }
 }
 
+typedef double Four __attribute__((vector_size(32)));
 typedef double Eight __attribute__((vector_size(64)));
 
-// out = a b, all n x n, n a multiple of 8. The operands of transform_tiles leave nothing to round: any order of the
-// sums is exact, and so are fused sums.
-__attribute__((optimize("fp-contract=fast"))) void multiply(const double* a, const double* b, double* out, int64_t n) {
-  for (int64_t i = 0; i < n; i += 8)
-    for (int64_t j = 0; j < n; j += 8) {
-      Eight sum[8] = {}, line;
-      for (int64_t k = 0; k < n; k++) {
-        std::memcpy(&line, b + k * n + j, sizeof line);
-        for (int r = 0; r < 8; r++) sum[r] += a[(i + r) * n + k] * line;
+// out = a b: a [rows, inner], b [inner, columns]; `step` divides rows, the length of a Line columns. The operands of
+// transform_tiles leave nothing to round: any order of the sums is exact, and so are fused sums.
+template <int step, class Line>
+__attribute__((optimize("fp-contract=fast"))) void multiply(const double* a, const double* b, double* out, int64_t rows,
+                                                            int64_t inner, int64_t columns) {
+  for (int64_t i = 0; i < rows; i += step)
+    for (int64_t j = 0; j < columns; j += sizeof(Line) / sizeof(double)) {
+      Line sum[step] = {}, line;
+      for (int64_t k = 0; k < inner; k++) {
+        std::memcpy(&line, b + k * columns + j, sizeof line);
+        for (int r = 0; r < step; r++) sum[r] += a[(i + r) * inner + k] * line;
       }
-      for (int r = 0; r < 8; r++) std::memcpy(out + (i + r) * n + j, &sum[r], sizeof line);
+      for (int r = 0; r < step; r++) std::memcpy(out + (i + r) * columns + j, &sum[r], sizeof line);
     }
+}
+
+// Cosines of even rows are mirrored, C[k][n - 1 - j] = C[k][j], those of odd rows mirrored with the other sign: half of
+// each says all, and sums and differences of mirrored values take half of the products.
+struct HalfCosines {
+  int64_t n, h;
+  std::vector<double> even, odd, even_t, odd_t;  // [h, h], and transposed
+
+  HalfCosines(const double* cosines, int64_t n) : n(n), h(n / 2), even(h * h), odd(h * h), even_t(h * h), odd_t(h * h) {
+    for (int64_t k = 0; k < h; k++)
+      for (int64_t j = 0; j < h; j++) {
+        even[k * h + j] = even_t[j * h + k] = cosines[2 * k * n + j];
+        odd[k * h + j] = odd_t[j * h + k] = cosines[(2 * k + 1) * n + j];
+      }
+  }
+
+  // right: a [n, h] times a half of the cosines, left: a half of the cosines times b [h, n]
+  void right(const double* a, const double* b, double* out) const {
+    h % 8 ? multiply<8, Four>(a, b, out, n, h, h) : multiply<8, Eight>(a, b, out, n, h, h);
+  }
+  void left(const double* a, const double* b, double* out) const {
+    h % 8 ? multiply<4, Eight>(a, b, out, h, h, n) : multiply<8, Eight>(a, b, out, h, h, n);
+  }
+};
+
+// x <- M x M^T for every tile, M being the cosines or their transpose, by way of numbers whose sums are exact.
+template <bool inverse> void transform(int64_t tiles, float* x, const double* cosines, int64_t n) {
+  const HalfCosines c(cosines, n);
+  const int64_t h = c.h;
+  std::vector<double> one(n * h), other(n * h), one_out(n * h), other_out(n * h), half(n * n);
+  for (int64_t tile = 0; tile < tiles; tile++, x += n * n) {
+    const float power = float_of(bits_of(largest_magnitude(x, n * n)) & kInfinity);
+    const double snap = double(power) * 0x1.8p27;
+    const auto rounded = [](double value, double step) { return (value + step) - step; };
+    for (int64_t i = 0; i < n; i++)
+      for (int64_t j = 0; j < h; j++) {
+        const double a = rounded(x[i * n + (inverse ? 2 * j : j)], snap);
+        const double b = rounded(x[i * n + (inverse ? 2 * j + 1 : n - 1 - j)], snap);
+        one[i * h + j] = inverse ? a : a + b;
+        other[i * h + j] = inverse ? b : a - b;
+      }
+    c.right(one.data(), inverse ? c.even.data() : c.even_t.data(), one_out.data());
+    c.right(other.data(), inverse ? c.odd.data() : c.odd_t.data(), other_out.data());
+    for (int64_t i = 0; i < n; i++)  // columns: forwards even ones, then odd ones
+      for (int64_t j = 0; j < h; j++) {
+        const double a = one_out[i * h + j], b = other_out[i * h + j];
+        half[i * n + j] = rounded(inverse ? a + b : a, 8 * snap);
+        half[i * n + (inverse ? n - 1 - j : h + j)] = rounded(inverse ? a - b : b, 8 * snap);
+      }
+    for (int64_t i = 0; i < h; i++) {
+      const double* a = &half[(inverse ? 2 * i : i) * n];
+      const double* b = &half[(inverse ? 2 * i + 1 : n - 1 - i) * n];
+      for (int64_t j = 0; j < n; j++) {
+        one[i * n + j] = inverse ? a[j] : a[j] + b[j];
+        other[i * n + j] = inverse ? b[j] : a[j] - b[j];
+      }
+    }
+    c.left(inverse ? c.even_t.data() : c.even.data(), one.data(), one_out.data());
+    c.left(inverse ? c.odd_t.data() : c.odd.data(), other.data(), other_out.data());
+    for (int64_t i = 0; i < h; i++) {
+      const double *a = &one_out[i * n], *b = &other_out[i * n];
+      if (inverse) {
+        float *above = x + i * n, *below = x + (n - 1 - i) * n;
+        for (int64_t j = 0; j < n; j++) above[j] = float(a[j] + b[j]), below[j] = float(a[j] - b[j]);
+      } else {
+        float *above = x + 2 * i * n, *below = above + n;
+        for (int64_t j = 0; j < h; j++) {
+          above[2 * j] = float(a[j]), above[2 * j + 1] = float(a[h + j]);
+          below[2 * j] = float(b[j]), below[2 * j + 1] = float(b[h + j]);
+        }
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -214,20 +290,9 @@ void largest(int64_t rows, const float* x, int64_t* indices, int64_t chunk, int6
   }
 }
 
-// dct.py: _transform. x <- M x M^T for every tile of n x n values, by way of numbers whose sums are exact.
-void transform_tiles(int64_t tiles, float* x, const double* matrix, int64_t n) {
-  std::vector<double> transposed(n * n), values(n * n), half(n * n);
-  for (int64_t i = 0; i < n; i++)
-    for (int64_t j = 0; j < n; j++) transposed[j * n + i] = matrix[i * n + j];
-  for (int64_t tile = 0; tile < tiles; tile++, x += n * n) {
-    const float power = float_of(bits_of(largest_magnitude(x, n * n)) & kInfinity);
-    const double snap = double(power) * 0x1.8p27;
-    for (int64_t i = 0; i < n * n; i++) values[i] = (double(x[i]) + snap) - snap;
-    multiply(values.data(), transposed.data(), half.data(), n);
-    for (int64_t i = 0; i < n * n; i++) half[i] = (half[i] + 8 * snap) - 8 * snap;
-    multiply(matrix, half.data(), values.data(), n);
-    for (int64_t i = 0; i < n * n; i++) x[i] = float(values[i]);
-  }
+// dct.py: _transform; every tile has n x n values
+void transform_tiles(int64_t tiles, float* x, const double* cosines, int64_t n, int64_t inverse) {
+  inverse ? transform<true>(tiles, x, cosines, n) : transform<false>(tiles, x, cosines, n);
 }
 
 // outer_sgd.py; form: the parameter becomes the anchor (0), a mixture (1), or keeps progress (2)
