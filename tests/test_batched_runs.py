@@ -114,6 +114,18 @@ def test_shares_have_files_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
     }
 
 
+def test_the_baseline_has_the_rate_with_the_lowest_mean_loss_over_seeds() -> None:
+    losses = {0.01: (1.1, 1.0), 0.02: (0.9, 1.3), 0.03: (1.2, 1.2)}  # the best of seed 0 is not the best
+    of_ddp = [
+        {"method": "ddp", "inside": "adamw", "lr": lr, "H": 0, "seed": seed, "loss": loss}
+        for lr, by_seed in losses.items()
+        for seed, loss in enumerate(by_seed)
+    ]
+    assert ladder.best_lr(of_ddp, "adamw") == 0.01
+    method = [{**of_ddp[0], "method": "diloco", "H": 30, "seed": seed, "loss": 1.1} for seed in (0, 1)]
+    assert ladder.gaps(of_ddp + method) == {("diloco", "adamw", 30): pytest.approx([0.0, 10.0])}
+
+
 def test_names_a_layer_that_cannot_be_stacked() -> None:
     with pytest.raises(TypeError, match="0 is a BatchNorm1d, which cannot be stacked over workers"):
         batched.stack([nn.Sequential(nn.BatchNorm1d(4)) for _ in range(2)])

@@ -25,6 +25,13 @@ def test_identity_28_keeps_the_largest_like_the_naive_version(keep, chunk, path)
     assert torch.equal(decoded(TopK(keep, chunk, Cast()), result), result)
 
 
+def test_the_mean_of_messages_is_that_of_what_each_decodes_to(path):
+    codec, weights = TopK(), [0.5, 0.3, 0.2]
+    messages = [codec.encode(torch.randn(3, 4096)) for _ in weights]
+    expected = sum(codec.decode(message) * weight for message, weight in zip(messages, weights, strict=True))
+    assert torch.equal(codec.decode_mean(messages, weights), expected)
+
+
 @pytest.mark.parametrize("keep", [1, 5, 16])
 def test_identity_28_of_equal_magnitudes_exactly_the_first(keep, path):
     rows = torch.ones(3, 16)
