@@ -225,13 +225,19 @@ def test_it_is_known_what_has_not_been_delivered():
         wait_until(lambda: lane_pool._undelivered_bytes(one) == 0)
 
 
-def test_what_is_lost_is_dialled_at_once(ends):
-    """The connections broke while they belonged to no group."""
+def kept_lanes(ends):
+    """Two meet and part; return the lanes that they keep."""
     ends.add(2)
     groups = ends.open()
     lanes = list(groups[0].channels[1].lanes)
     close(groups)
     wait_until(lambda: all(link._pool.num_clean == 1 for link in ends.links))
+    return lanes
+
+
+def test_what_is_lost_is_dialled_at_once(ends):
+    """The connections broke while they belonged to no group."""
+    lanes = kept_lanes(ends)
     with suppress(OSError):  # with the first one all others are closed
         for lane in lanes:
             socket.socket.shutdown(lane.connection, socket.SHUT_RDWR)
@@ -240,11 +246,7 @@ def test_what_is_lost_is_dialled_at_once(ends):
 
 def test_an_end_that_the_link_has_not_read_yet_is_seen(ends):
     """Else a hello would be sent to nobody, and who waits for it would wait in vain."""
-    ends.add(2)
-    groups = ends.open()
-    lanes = list(groups[0].channels[1].lanes)
-    close(groups)
-    wait_until(lambda: all(link._pool.num_clean == 1 for link in ends.links))
+    lanes = kept_lanes(ends)
     link, other = ends.links[1], ends.members()[0]
     with link._changed:  # its thread reads nothing meanwhile
         for lane in lanes:
