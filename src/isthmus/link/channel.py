@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from isthmus.link.errors import Misbehaviour
 from isthmus.link.lane import BEAT, BYE, CHUNK_BYTES, DATA, MAX_CONTROL_BYTES, Frame, Lane, Load, Traffic
+from isthmus.link.pacing import Pacing
 
 _MAX_EARLY, _MAX_EARLY_BYTES = 64, 1 << 16  # messages that came before they were asked for and are kept
 
@@ -52,10 +53,13 @@ class Channel(Traffic):
     _early: dict[int, bytes] = field(default_factory=dict)
     _coming_early: set[int] = field(default_factory=set)
     _control: deque[tuple[Frame, memoryview]] = field(default_factory=deque)
+    _pacing: Pacing = field(default_factory=Pacing)
 
     def send(self, number: int, view: memoryview) -> None:
         """Send a message; the memory must not change until `is_done`."""
         if view:
+            if not self._outgoing:
+                self._pacing.begin()
             self._outgoing[number] = _Message(view)
 
     def expect(self, number: int, view: memoryview) -> None:
@@ -93,6 +97,8 @@ class Channel(Traffic):
     def next_frame(self, load: Load) -> tuple[Frame, memoryview] | None:
         if self._control and load == "small":
             return self._control.popleft()
+        if load == "bulk":
+            self._pacing.look([lane.connection for lane in self.lanes if lane.load == "bulk" and not lane.broken])
         for number, message in self._outgoing.items():
             kind = "bulk" if len(message.view) > MAX_CONTROL_BYTES else "small"
             if message.offset < len(message.view) and kind == load:

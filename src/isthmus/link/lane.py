@@ -13,12 +13,12 @@ from isthmus.link.errors import Misbehaviour
 
 _HEADER = struct.Struct("!B3xIIQ")
 HEADER_BYTES = _HEADER.size
-CHUNK_BYTES = 1 << 20  # of a message in one frame
+CHUNK_BYTES = 1 << 18  # of a message in one frame
 MAX_CONTROL_BYTES = 1 << 12
 MAX_LANES = 4  # in each direction, beside the one for small messages
 _LONG_WAY_SECONDS = 0.015  # at 20 ms four lanes get 75 to 95 % of 1,000 Mbit/s both ways at once, one lane 70
 _TURN_BYTES = 1 << 20  # after which another lane has its turn
-_UNSENT_BYTES = 1 << 20  # in the kernel: what waits there cannot go over another lane
+_UNSENT_BYTES = 1 << 18  # in the kernel: what waits there cannot go over another lane
 
 SCRATCH = memoryview(bytearray(CHUNK_BYTES))  # where goes what nobody wants any more
 
