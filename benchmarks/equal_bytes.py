@@ -12,10 +12,12 @@ import argparse
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import yaml
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -23,12 +25,17 @@ import matplotlib.pyplot as plt
 from benchmarks import ladder
 from benchmarks.questions import LRS, RECIPES, STEPS, make_base, make_run
 from benchmarks.results import FOLDER, write
+from isthmus.models import outline
+from isthmus.recipes import load_config
+from isthmus.tools import sent_in_run
+from isthmus.tools.sent_in_run import MeasuredMethod, MeasuredMethods
+from isthmus.train.assemble import build_model_spec
 
 ALL_LOCAL_STEPS = (10, 30, 100)
 DENSITIES = {  # the setting, and its values beside the default
     "sparseloco": ("outer.compressor.compressor.keep", (64, 128, 512)),
     "dilocox": ("outer.compressor.compressor.rank", (0.063, 0.125, 0.5)),
-    "dct_momentum": ("outer.compressor.compressor.codec.keep", (64, 128, 512)),
+    "dct_momentum": ("outer.compressor.compressor.codec.keep", (256, 512, 1536)),
 }
 
 
@@ -49,6 +56,11 @@ class Measured:
     point: Point
     megabytes: float  # sent by a worker in the whole run
     percents: list[float]  # above `ddp` with the same inner optimizer
+
+    @property
+    def percent(self) -> float:
+        """Their mean."""
+        return statistics.mean(self.percents)
 
 
 def points(rung: str) -> Iterator[Point]:
@@ -77,8 +89,27 @@ def measure(rung: str, seeds: list[int]) -> tuple[list[Measured], list[dict[str,
 
 def is_best(one: Measured, measured: list[Measured]) -> bool:
     """Whether no other point sends less and ends lower."""
-    mean = statistics.mean(one.percents)
-    return not any(each.megabytes < one.megabytes and statistics.mean(each.percents) <= mean for each in measured)
+    return not any(each.megabytes < one.megabytes and each.percent <= one.percent for each in measured)
+
+
+def adopt(measured: list[Measured], rung: str, seeds: list[int]) -> None:
+    """Have `isthmus show` say where a run lies among what was measured."""
+    config = load_config(ladder.CONFIG, ladder.RUNGS[rung].overrides())
+    num_params = sum(param.numel() for param in outline(build_model_spec(config)).parameters())
+    methods = [
+        MeasuredMethod(
+            recipe=each.point.recipe,
+            local_steps=each.point.local_steps,
+            setting=each.point.density and f"{DENSITIES[each.point.recipe][0].split('.')[-1]} {each.point.density}",
+            bits=float(f"{8e6 * each.megabytes / (num_params * STEPS):.3g}"),
+            percent=round(each.percent, 2),
+        )
+        for each in measured
+    ]
+    conditions = f"{rung} parameters, {STEPS:,} steps, {ladder.WORKERS} workers, seeds {seeds}, {date.today()}"
+    found = MeasuredMethods(conditions=conditions, methods=tuple(methods))
+    text = yaml.safe_dump(found.model_dump(exclude_defaults=True, mode="json"), sort_keys=False)
+    Path(sent_in_run.__file__).with_name(sent_in_run.MEASURED).write_text(text)
 
 
 def plot(path: Path, measured: list[Measured], rung: str) -> None:
@@ -93,7 +124,7 @@ def plot(path: Path, measured: list[Measured], rung: str) -> None:
             )
             if not own:
                 continue
-            means = [statistics.mean(each.percents) for each in own]
+            means = [each.percent for each in own]
             below = [mean - min(each.percents) for mean, each in zip(means, own, strict=True)]
             above = [max(each.percents) - mean for mean, each in zip(means, own, strict=True)]
             axes.errorbar(
@@ -119,12 +150,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rung", choices=LRS["adamw"], default="0.13M")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--adopt", action="store_true", help="have isthmus show tell of it")
     arguments = parser.parse_args()
     measured, results = measure(arguments.rung, arguments.seeds)
     rows = []
     for each in sorted(measured, key=lambda each: each.megabytes):
         spread = f"{min(each.percents):+.2f} to {max(each.percents):+.2f}" if len(each.percents) > 1 else "-"
-        mean, best = f"{statistics.mean(each.percents):+.2f} %", "yes" if is_best(each, measured) else ""
+        mean, best = f"{each.percent:+.2f} %", "yes" if is_best(each, measured) else ""
         point = each.point
         rows.append([point.recipe, point.local_steps, point.density, f"{each.megabytes:.2f}", mean, spread, best])
     columns = ["recipe", "H", "density", "MB sent", "mean gap to ddp", "by seed, %", "nothing smaller is better"]
@@ -132,6 +164,8 @@ def main() -> None:
     name = f"equal-bytes-{arguments.rung}"
     print(write(name, f"Equal bytes, {arguments.rung} parameters", columns, rows, notes, results))
     plot(FOLDER / f"{name}.png", measured, arguments.rung)
+    if arguments.adopt:
+        adopt(measured, arguments.rung, arguments.seeds)
 
 
 if __name__ == "__main__":

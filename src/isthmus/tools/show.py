@@ -12,6 +12,7 @@ from isthmus.models import outline
 from isthmus.tools.grace_period import GracePeriod
 from isthmus.tools.preflight import check_run, import_paths
 from isthmus.tools.report import LINKS, readable_bytes
+from isthmus.tools.sent_in_run import describe_sent
 from isthmus.tools.sync_traffic import Uplink, readable_seconds, sync_traffic
 from isthmus.train.assemble import build_model_spec
 
@@ -23,10 +24,11 @@ def show(config: RunConfig, console: Console, round_trip_ms: float = 0.0, step_s
     for column in ("sent", "bytes", "trips", *(f"modelled at\n{link:,} Mbit/s" for link in LINKS)):
         table.add_column(column, justify="right")
     model = outline(build_model_spec(config))
-    for fragment, traffic in sync_traffic(config, model).items():
-        modelled = [readable_seconds(Uplink(link, round_trip_ms).seconds(traffic)) for link in LINKS]
-        sent = traffic.sent_bytes
-        table.add_row(fragment, readable_bytes(sent), f"{sent:,}", str(traffic.num_trips), *modelled)
+    traffic = sync_traffic(config, model)
+    for fragment, own in traffic.items():
+        modelled = [readable_seconds(Uplink(link, round_trip_ms).seconds(own)) for link in LINKS]
+        sent = own.sent_bytes
+        table.add_row(fragment, readable_bytes(sent), f"{sent:,}", str(own.num_trips), *modelled)
     console.print(table)
     console.print(
         f"per sync, by each of {config.train.workers} workers; trips: one-way, one after the other; "
@@ -34,6 +36,10 @@ def show(config: RunConfig, console: Console, round_trip_ms: float = 0.0, step_s
     )
     if config.train.workers == 1:
         console.print("one worker alone sends nothing: --workers 2 shows what two would send")
+    else:
+        num_params = sum(param.numel() for param in model.parameters())
+        for sentence in describe_sent(config, num_params, traffic):
+            console.print(sentence, soft_wrap=True)
     console.print(GracePeriod.of(config, model).describe(step_seconds), soft_wrap=True)
     table = Table("part", "import path", box=SIMPLE_HEAD)
     for part, path in import_paths(config).items():

@@ -1,0 +1,81 @@
+"""What a worker sends in a whole run, and what methods that send as much have been measured to learn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+
+import yaml
+from pydantic import BaseModel
+
+from isthmus.config import RunConfig
+from isthmus.tools.report import readable_bytes
+from isthmus.tools.sync_traffic import SyncTraffic
+
+MEASURED = "measured_methods.yaml"
+
+
+class MeasuredMethod(BaseModel, frozen=True):
+    """A recipe that was run side by side with `ddp`."""
+
+    recipe: str
+    local_steps: int
+    setting: str = ""  # beside H, where not all is the recipe's own choice
+    bits: float  # sent by a worker for each parameter and inner step, the synchronous start included
+    percent: float  # by which its evaluation loss ended above that of `ddp` with the same inner optimizer, a mean
+
+    def describe(self) -> str:
+        """Return it as a part of a sentence."""
+        how = ", ".join(filter(None, (f"H = {self.local_steps}", self.setting)))
+        return f"{self.recipe} with {how} ({self.bits:.2g} bits) {self.percent:+.1f} %"
+
+
+class MeasuredMethods(BaseModel, frozen=True):
+    """All methods of one measurement; `benchmarks/equal_bytes.py` makes it."""
+
+    conditions: str  # model, steps, workers, seeds, day
+    methods: tuple[MeasuredMethod, ...]
+
+    @classmethod
+    def load(cls) -> MeasuredMethods:
+        """Return what comes with the package."""
+        return cls.model_validate(yaml.safe_load((files("isthmus.tools") / MEASURED).read_text("utf-8")))
+
+    def like(self, recipe: str, bits: float) -> MeasuredMethod | None:
+        """Return the recipe's own method that sends most nearly so much; None where it was not measured."""
+        own = [method for method in self.methods if method.recipe == recipe]
+        return min(own, key=lambda method: abs(math.log(method.bits / bits)), default=None)
+
+    def best_within(self, bits: float) -> MeasuredMethod | None:
+        """Return the method that ended lowest among those that send no more; None where all send more."""
+        affordable = [method for method in self.methods if method.bits <= bits]
+        return min(affordable, key=lambda method: method.percent, default=None)
+
+
+def sent_in_run(config: RunConfig, traffic: Mapping[str, SyncTraffic]) -> int:
+    """Return the bytes that a worker sends in the whole run, with those of its synchronous start."""
+    schedule, steps = config.outer.schedule, config.train.steps
+    if schedule is None:
+        return steps * sum(each.sent_bytes for each in traffic.values())
+    in_start = min(steps, schedule.warm_start_steps) // schedule.warm_start_every
+    rounds = max(0, steps - schedule.warm_start_steps) // schedule.local_steps
+    return (in_start + rounds) * sum(each.sent_bytes for each in traffic.values())
+
+
+def describe_sent(config: RunConfig, num_params: int, traffic: Mapping[str, SyncTraffic]) -> Sequence[str]:
+    """Return sentences on what the run sends and, with an outer loop, what methods like it have been measured to learn.
+
+    `num_params` is the number of the model's parameters.
+    """
+    num_bytes = sent_in_run(config, traffic)
+    bits = 8 * num_bytes / (num_params * config.train.steps)
+    sent = f"in the run a worker sends {readable_bytes(num_bytes)}, {bits:.2g} bits for each parameter and inner step"
+    if config.outer.schedule is None or not num_bytes:
+        return [sent]
+    measured = MeasuredMethods.load()
+    like, best = measured.like(config.outer.recipe, bits), measured.best_within(bits)
+    said = [f"nearest to it {like.describe()}"] if like else []
+    said += [f"best of all that send no more {best.describe()}"] if best and best != like else []
+    said += ["nothing that sends no more and learns better"] if like and best == like else []
+    return [sent, f"measured, above ddp ({measured.conditions}): {'; '.join(said)}"] if said else [sent]

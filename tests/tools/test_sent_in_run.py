@@ -1,0 +1,93 @@
+"""What a run sends in all, and which measured methods it is like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from benchmarks import batched
+from tests.launched import ROOT
+
+from isthmus.config import RunConfig
+from isthmus.recipes import load_config
+from isthmus.tools.sent_in_run import MeasuredMethod, MeasuredMethods, describe_sent, sent_in_run
+from isthmus.tools.sync_traffic import sync_traffic
+
+TINY = ROOT / "examples/tiny.yaml"
+MEASURED = MeasuredMethods(
+    conditions="a toy",
+    methods=(
+        MeasuredMethod(recipe="diloco", local_steps=10, bits=12.0, percent=1.0),
+        MeasuredMethod(recipe="diloco", local_steps=100, bits=8.0, percent=4.0),
+        MeasuredMethod(recipe="muloco", local_steps=30, bits=0.5, percent=3.0),
+        MeasuredMethod(recipe="dilocox", local_steps=30, setting="rank 0.063", bits=0.01, percent=9.0),
+    ),
+)
+
+
+def config_of(recipe: str, steps: int, *more: str) -> RunConfig:
+    return load_config(TINY, [f"outer.recipe={recipe}", f"train.steps={steps}", *more], 4)
+
+
+@pytest.mark.parametrize("recipe", ["diloco", "streaming", "sparseloco", "dilocox"])
+def test_identity_a_run_sends_what_is_said_of_it(tmp_path: Path, recipe: str) -> None:
+    path = tmp_path / "run.yaml"
+    values = yaml.safe_load(TINY.read_text())
+    values["train"] = values.get("train", {}) | {"workers": 4, "steps": 48, "eval_every": 48, "seed": 0}
+    path.write_text(yaml.safe_dump(values))
+    overrides = [f"outer.recipe={recipe}", "outer.schedule.local_steps=16", "outer.schedule.warm_start_steps=16"]
+    if recipe == "streaming":
+        overrides.append("outer.schedule.num_fragments=4")
+    config = load_config(path, overrides)
+    # reports are a twentieth of what so small a model sends, and their numbers are shorter where all is zero
+    assert sent_in_run(config, sync_traffic(config)) == pytest.approx(batched.run(path, overrides).sent_bytes, rel=0.06)
+
+
+def test_without_an_outer_loop_every_step_counts() -> None:
+    config = config_of("ddp", 10)
+    traffic = sync_traffic(config)
+    assert sent_in_run(config, traffic) == 10 * traffic["gradients"].sent_bytes
+    (said,) = describe_sent(config, 1000, traffic)
+    assert said.endswith("bits for each parameter and inner step")
+
+
+def test_a_run_that_ends_within_its_start_has_no_rounds() -> None:
+    config = config_of("diloco", 10, "outer.schedule.warm_start_steps=20")
+    traffic = sync_traffic(config)
+    assert sent_in_run(config, traffic) == 10 * sum(each.sent_bytes for each in traffic.values())
+
+
+def test_the_method_of_the_same_recipe_that_sends_most_nearly_so_much() -> None:
+    assert MEASURED.like("diloco", 9.0) == MEASURED.methods[1]
+    assert MEASURED.like("diloco", 0.1) == MEASURED.methods[1]
+    assert MEASURED.like("mine:own", 9.0) is None
+
+
+def test_the_best_of_what_sends_no_more() -> None:
+    assert MEASURED.best_within(20.0) == MEASURED.methods[0]
+    assert MEASURED.best_within(9.0) == MEASURED.methods[2]
+    assert MEASURED.best_within(0.02) == MEASURED.methods[3]
+    assert MEASURED.best_within(0.001) is None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("diloco", ["diloco with H =", "best of all that send no more"]),
+        ("sparseloco", ["sparseloco with H ="]),
+    ],
+)
+def test_a_run_is_told_where_it_lies(recipe: str, said: list[str]) -> None:
+    config = config_of(recipe, 1000)
+    sent, measured = describe_sent(config, 100_000, sync_traffic(config))
+    assert sent.startswith("in the run a worker sends ")
+    assert measured.startswith("measured, above ddp (0.13M parameters, ")
+    assert all(words in measured for words in said)
+
+
+def test_every_recipe_has_been_measured() -> None:
+    measured = MeasuredMethods.load()
+    assert {method.recipe for method in measured.methods} == {
+        *("diloco", "opendiloco", "streaming", "eager", "dilocox", "dct_momentum", "sparseloco", "muloco")
+    }
