@@ -1,4 +1,4 @@
-"""Which method to take at which budget: the gap to `ddp` over the bytes that a worker sends, for methods and densities.
+"""Which method to take at which budget: loss over the bytes that a worker sends, for methods and densities.
 
 Every recipe at several H, and those that send a part of the values at several parts; the inner optimizer's rate is
 `questions.LRS`, all else are the recipes' defaults. Runs that are in runs/ladder already are not run again:
@@ -24,7 +24,7 @@ import matplotlib.pyplot as plt
 
 from benchmarks import ladder
 from benchmarks.questions import LRS, RECIPES, STEPS, make_base, make_run
-from benchmarks.results import FOLDER, write
+from benchmarks.results import write
 from isthmus.models import outline
 from isthmus.recipes import load_config
 from isthmus.tools import sent_in_run
@@ -55,11 +55,17 @@ class Measured:
 
     point: Point
     megabytes: float  # sent by a worker in the whole run
-    percents: list[float]  # above `ddp` with the same inner optimizer
+    losses: list[float]  # by seed
+    percents: list[float]  # above `ddp` with the same inner optimizer and seed
+
+    @property
+    def loss(self) -> float:
+        """The mean over seeds."""
+        return statistics.mean(self.losses)
 
     @property
     def percent(self) -> float:
-        """Their mean."""
+        """The mean over seeds."""
         return statistics.mean(self.percents)
 
 
@@ -82,14 +88,15 @@ def measure(rung: str, seeds: list[int]) -> tuple[list[Measured], list[dict[str,
     measured = []
     for point in todo:
         runs = [pairs[point, seed] for seed in seeds]
-        percents = [100 * (found[run]["loss"] / found[make_base(run)]["loss"] - 1) for run in runs]
-        measured.append(Measured(point, found[runs[0]]["sent_bytes"] / 1e6, percents))
+        losses = [found[run]["loss"] for run in runs]
+        percents = [100 * (loss / found[make_base(run)]["loss"] - 1) for loss, run in zip(losses, runs, strict=True)]
+        measured.append(Measured(point, found[runs[0]]["sent_bytes"] / 1e6, losses, percents))
     return measured, list(found.values())
 
 
 def is_best(one: Measured, measured: list[Measured]) -> bool:
     """Whether no other point sends less and ends lower."""
-    return not any(each.megabytes < one.megabytes and each.percent <= one.percent for each in measured)
+    return not any(each.megabytes < one.megabytes and each.loss <= one.loss for each in measured)
 
 
 def adopt(measured: list[Measured], rung: str, seeds: list[int]) -> None:
@@ -102,19 +109,24 @@ def adopt(measured: list[Measured], rung: str, seeds: list[int]) -> None:
             local_steps=each.point.local_steps,
             setting=each.point.density and f"{DENSITIES[each.point.recipe][0].split('.')[-1]} {each.point.density}",
             bits=float(f"{8e6 * each.megabytes / (num_params * STEPS):.3g}"),
+            loss=round(each.loss, 4),
             percent=round(each.percent, 2),
         )
         for each in measured
     ]
-    conditions = f"{rung} parameters, {STEPS:,} steps, {ladder.WORKERS} workers, seeds {seeds}, {date.today()}"
+    about = f"{rung} parameters, {STEPS:,} steps, {ladder.WORKERS} workers, seeds {', '.join(map(str, seeds))}"
+    conditions = f"{about}, {date.today()}"
     found = MeasuredMethods(conditions=conditions, methods=tuple(methods))
     text = yaml.safe_dump(found.model_dump(exclude_defaults=True, mode="json"), sort_keys=False)
     Path(sent_in_run.__file__).with_name(sent_in_run.MEASURED).write_text(text)
 
 
-def plot(path: Path, measured: list[Measured], rung: str) -> None:
-    """Draw the gap over bytes: a line a method over H, open marks for other densities, bars from seed to seed."""
+def plot(path: Path, measured: list[Measured], results: list[dict[str, Any]], rung: str) -> None:
+    """Draw losses over bytes: a line a method over H, open marks for other densities, bars from seed to seed."""
     figure, axes = plt.subplots(figsize=(7.5, 5))
+    for inside, dashes in (("adamw", "--"), ("muon", ":")):
+        own_ddp = [result["loss"] for result in results if result["method"] == "ddp" and result["inside"] == inside]
+        axes.axhline(statistics.mean(own_ddp), color="black", linestyle=dashes, label=f"ddp, {inside}")
     for number, recipe in enumerate(RECIPES):
         mark, color = "os^vD*PX"[number % 8], f"C{number}"
         for is_default in (True, False):
@@ -124,9 +136,9 @@ def plot(path: Path, measured: list[Measured], rung: str) -> None:
             )
             if not own:
                 continue
-            means = [each.percent for each in own]
-            below = [mean - min(each.percents) for mean, each in zip(means, own, strict=True)]
-            above = [max(each.percents) - mean for mean, each in zip(means, own, strict=True)]
+            means = [each.loss for each in own]
+            below = [mean - min(each.losses) for mean, each in zip(means, own, strict=True)]
+            above = [max(each.losses) - mean for mean, each in zip(means, own, strict=True)]
             axes.errorbar(
                 [each.megabytes for each in own],
                 means,
@@ -137,7 +149,7 @@ def plot(path: Path, measured: list[Measured], rung: str) -> None:
                 markerfacecolor=color if is_default else "none",
                 label=recipe if is_default else None,
             )
-    axes.set(xscale="log", xlabel="MB sent by a worker in the whole run", ylabel="evaluation loss above ddp, %")
+    axes.set(xscale="log", xlabel="MB sent by a worker in the whole run", ylabel="evaluation loss, nats a byte")
     axes.set_title(f"{rung} parameters, {STEPS} steps, H = {', '.join(map(str, ALL_LOCAL_STEPS))}")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
@@ -158,12 +170,18 @@ def main() -> None:
         spread = f"{min(each.percents):+.2f} to {max(each.percents):+.2f}" if len(each.percents) > 1 else "-"
         mean, best = f"{each.percent:+.2f} %", "yes" if is_best(each, measured) else ""
         point = each.point
-        rows.append([point.recipe, point.local_steps, point.density, f"{each.megabytes:.2f}", mean, spread, best])
-    columns = ["recipe", "H", "density", "MB sent", "mean gap to ddp", "by seed, %", "nothing smaller is better"]
-    notes = [f"{ladder.RUNGS[arguments.rung]}", f"but {STEPS} steps; seeds {arguments.seeds}"]
-    name = f"equal-bytes-{arguments.rung}"
-    print(write(name, f"Equal bytes, {arguments.rung} parameters", columns, rows, notes, results))
-    plot(FOLDER / f"{name}.png", measured, arguments.rung)
+        about = [point.recipe, point.local_steps, point.density]
+        rows.append([*about, f"{each.megabytes:.2f}", f"{each.loss:.4f}", mean, spread, best])
+    columns = ["recipe", "H", "density", "MB sent", "loss", "gap to ddp", "by seed, %", "nothing smaller is lower"]
+    notes = [
+        f"{ladder.RUNGS[arguments.rung]}",
+        f"but {STEPS} steps; seeds {arguments.seeds}",
+        "the gap is to ddp with the same inner optimizer: AdamW in diloco, opendiloco and streaming, Muon in all others",
+    ]
+    title = f"Equal bytes, {arguments.rung} parameters"
+    path = write(f"equal-bytes-{arguments.rung}", title, columns, rows, notes, results)
+    print(path)
+    plot(path.with_name(path.name.removesuffix("md") + "png"), measured, results, arguments.rung)
     if arguments.adopt:
         adopt(measured, arguments.rung, arguments.seeds)
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from isthmus.link import pacing
+from isthmus.link.channel import Channel
+from isthmus.link.lane import CHUNK_BYTES
 from isthmus.link.pacing import Pacing
 
 SEGMENT, ROUND_TRIP = 1000, 0.1
@@ -141,6 +143,23 @@ def test_a_bound_is_found_again_by_the_next_group(monkeypatch: pytest.MonkeyPatc
     for _ in range(6):
         heir.window(1e7)
     assert heir.bound > 1.05e7 * 1.04  # it grows from what it was
+
+
+def test_a_channel_looks_while_it_has_more_to_send_and_not_in_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(Pacing, "begin", lambda self: done.append("begin"))
+    monkeypatch.setattr(Pacing, "look", lambda self, connections: done.append("look"))
+    channel = Channel("a member", lambda: None)
+    done.clear()
+    assert channel.next_frame("bulk") is None
+    channel.send(1, memoryview(bytes(10)))  # a vote that waits, then a large message behind it, in two chunks
+    channel.send(2, memoryview(bytes(CHUNK_BYTES + 1)))
+    channel.send(3, memoryview(bytes(CHUNK_BYTES)))
+    assert done == ["begin", "begin"]
+    done.clear()
+    while channel.next_frame("bulk") is not None:
+        pass
+    assert done == ["look"] * 3
 
 
 def test_the_kernel_tells_what_was_sent(connections: list[socket.socket]) -> None:

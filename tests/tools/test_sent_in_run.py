@@ -10,18 +10,20 @@ from benchmarks import batched
 from tests.launched import ROOT
 
 from isthmus.config import RunConfig
+from isthmus.models import outline
 from isthmus.recipes import load_config
 from isthmus.tools.sent_in_run import MeasuredMethod, MeasuredMethods, describe_sent, sent_in_run
 from isthmus.tools.sync_traffic import sync_traffic
+from isthmus.train.assemble import build_model_spec
 
 TINY = ROOT / "examples/tiny.yaml"
 MEASURED = MeasuredMethods(
     conditions="a toy",
     methods=(
-        MeasuredMethod(recipe="diloco", local_steps=10, bits=12.0, percent=1.0),
-        MeasuredMethod(recipe="diloco", local_steps=100, bits=8.0, percent=4.0),
-        MeasuredMethod(recipe="muloco", local_steps=30, bits=0.5, percent=3.0),
-        MeasuredMethod(recipe="dilocox", local_steps=30, setting="rank 0.063", bits=0.01, percent=9.0),
+        MeasuredMethod(recipe="diloco", local_steps=10, bits=12.0, loss=1.6, percent=1.0),
+        MeasuredMethod(recipe="diloco", local_steps=100, bits=8.0, loss=1.7, percent=4.0),
+        MeasuredMethod(recipe="muloco", local_steps=30, bits=0.5, loss=1.5, percent=3.0),
+        MeasuredMethod(recipe="dilocox", local_steps=30, setting="rank 0.063", bits=0.01, loss=1.8, percent=9.0),
     ),
 )
 
@@ -65,7 +67,9 @@ def test_the_method_of_the_same_recipe_that_sends_most_nearly_so_much() -> None:
 
 
 def test_the_best_of_what_sends_no_more() -> None:
-    assert MEASURED.best_within(20.0) == MEASURED.methods[0]
+    assert (
+        MEASURED.best_within(20.0) == MEASURED.methods[2]
+    )  # with another inner optimizer a larger gap is a lower loss
     assert MEASURED.best_within(9.0) == MEASURED.methods[2]
     assert MEASURED.best_within(0.02) == MEASURED.methods[3]
     assert MEASURED.best_within(0.001) is None
@@ -74,16 +78,18 @@ def test_the_best_of_what_sends_no_more() -> None:
 @pytest.mark.parametrize(
     ("recipe", "said"),
     [
-        ("diloco", ["diloco with H =", "best of all that send no more"]),
-        ("sparseloco", ["sparseloco with H ="]),
+        ("diloco", "the lowest loss of all that sent no more had dct_momentum with H = "),
+        ("dct_momentum", "the lowest loss of all that sent no more had the same one"),
     ],
 )
-def test_a_run_is_told_where_it_lies(recipe: str, said: list[str]) -> None:
-    config = config_of(recipe, 1000)
-    sent, measured = describe_sent(config, 100_000, sync_traffic(config))
+def test_a_run_is_told_where_it_lies(recipe: str, said: str) -> None:
+    config = config_of(recipe, 1000, "outer.schedule.local_steps=10")
+    num_params = sum(param.numel() for param in outline(build_model_spec(config)).parameters())
+    sent, nearest, lowest = describe_sent(config, num_params, sync_traffic(config))
     assert sent.startswith("in the run a worker sends ")
-    assert measured.startswith("measured, above ddp (0.13M parameters, ")
-    assert all(words in measured for words in said)
+    assert nearest.startswith("measured (0.13M parameters, ")
+    assert f"the nearest to it was {recipe} with H = " in nearest
+    assert lowest.startswith(said)
 
 
 def test_every_recipe_has_been_measured() -> None:

@@ -58,7 +58,7 @@ class Channel(Traffic):
     def send(self, number: int, view: memoryview) -> None:
         """Send a message; the memory must not change until `is_done`."""
         if view:
-            if not self._outgoing:
+            if not any(_load(message.view) == "bulk" for message in self._outgoing.values()):
                 self._pacing.begin()
             self._outgoing[number] = _Message(view)
 
@@ -97,11 +97,10 @@ class Channel(Traffic):
     def next_frame(self, load: Load) -> tuple[Frame, memoryview] | None:
         if self._control and load == "small":
             return self._control.popleft()
-        if load == "bulk":
-            self._pacing.look([lane.connection for lane in self.lanes if lane.load == "bulk" and not lane.broken])
         for number, message in self._outgoing.items():
-            kind = "bulk" if len(message.view) > MAX_CONTROL_BYTES else "small"
-            if message.offset < len(message.view) and kind == load:
+            if message.offset < len(message.view) and _load(message.view) == load:
+                if load == "bulk":
+                    self._pacing.look([each.connection for each in self.lanes if each.load == load and not each.broken])
                 chunk = message.view[message.offset : message.offset + CHUNK_BYTES]
                 frame = Frame(DATA, len(chunk), number, message.offset)
                 message.offset += len(chunk)
@@ -165,6 +164,11 @@ class Channel(Traffic):
                 f"it sent at least {num_bytes} bytes as message {number} where {expected} were expected: "
                 "do all workers run the same model and configuration?"
             )
+
+
+def _load(view: memoryview) -> Load:
+    """Return which lanes a message goes over."""
+    return "bulk" if len(view) > MAX_CONTROL_BYTES else "small"
 
 
 def _parse(payload: memoryview) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Pacing:
         self._began_at, self._seconds, self._is_first = 0.0, 0.0, True
 
     def look(self, connections: Sequence[socket.socket]) -> None:
-        """Bound the rate anew at the end of a window. To be called whenever more is about to be sent."""
+        """Bound the rate anew at the end of a window. It is called when more is about to be sent, never in a pause."""
         now = time.monotonic()
         if now < self._began_at + self._seconds or _TCP_INFO is None:
             return

@@ -17,18 +17,21 @@ MEASURED = "measured_methods.yaml"
 
 
 class MeasuredMethod(BaseModel, frozen=True):
-    """A recipe that was run side by side with `ddp`."""
+    """A recipe that was run side by side with `ddp`, with a mean over seeds."""
 
     recipe: str
     local_steps: int
     setting: str = ""  # beside H, where not all is the recipe's own choice
     bits: float  # sent by a worker for each parameter and inner step, the synchronous start included
-    percent: float  # by which its evaluation loss ended above that of `ddp` with the same inner optimizer, a mean
+    loss: float  # the evaluation loss at the end, in nats a byte
+    percent: float  # by which that is above the loss of `ddp` with the same inner optimizer
 
-    def describe(self) -> str:
-        """Return it as a part of a sentence."""
+    def __str__(self) -> str:
         how = ", ".join(filter(None, (f"H = {self.local_steps}", self.setting)))
-        return f"{self.recipe} with {how} ({self.bits:.2g} bits) {self.percent:+.1f} %"
+        return (
+            f"{self.recipe} with {how}: {self.bits:.2g} bits, loss {self.loss:.3f}, "
+            f"{self.percent:+.1f} % to ddp with the same inner optimizer"
+        )
 
 
 class MeasuredMethods(BaseModel, frozen=True):
@@ -50,7 +53,7 @@ class MeasuredMethods(BaseModel, frozen=True):
     def best_within(self, bits: float) -> MeasuredMethod | None:
         """Return the method that ended lowest among those that send no more; None where all send more."""
         affordable = [method for method in self.methods if method.bits <= bits]
-        return min(affordable, key=lambda method: method.percent, default=None)
+        return min(affordable, key=lambda method: method.loss, default=None)
 
 
 def sent_in_run(config: RunConfig, traffic: Mapping[str, SyncTraffic]) -> int:
@@ -74,8 +77,9 @@ def describe_sent(config: RunConfig, num_params: int, traffic: Mapping[str, Sync
     if config.outer.schedule is None or not num_bytes:
         return [sent]
     measured = MeasuredMethods.load()
-    like, best = measured.like(config.outer.recipe, bits), measured.best_within(bits)
-    said = [f"nearest to it {like.describe()}"] if like else []
-    said += [f"best of all that send no more {best.describe()}"] if best and best != like else []
-    said += ["nothing that sends no more and learns better"] if like and best == like else []
-    return [sent, f"measured, above ddp ({measured.conditions}): {'; '.join(said)}"] if said else [sent]
+    said = [sent]
+    if like := measured.like(config.outer.recipe, bits):
+        said.append(f"measured ({measured.conditions}), the nearest to it was {like}")
+    if best := measured.best_within(bits):
+        said.append(f"the lowest loss of all that sent no more had {'the same one' if best == like else best}")
+    return said
