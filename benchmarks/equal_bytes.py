@@ -176,7 +176,7 @@ def main() -> None:
     notes = [
         f"{ladder.RUNGS[arguments.rung]}",
         f"but {STEPS} steps; seeds {arguments.seeds}",
-        "the gap is to ddp with the same inner optimizer: AdamW in diloco, opendiloco and streaming, Muon in all others",
+        "the gap is to ddp with the same inner optimizer: AdamW in diloco, opendiloco, streaming, else Muon",
     ]
     title = f"Equal bytes, {arguments.rung} parameters"
     path = write(f"equal-bytes-{arguments.rung}", title, columns, rows, notes, results)
