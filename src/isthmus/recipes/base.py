@@ -112,8 +112,7 @@ MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section
 FAST_MUON: dict[str, Any] = {
     "optimizer": {"type": "muon", "lr": 0.02}
 }  # where a part of the values or directions crosses
-MUON_START = 4  # inner steps between two syncs of the start with Muon inside, where all values cross
-SPARSE_START = 8  # and where few of them do
+MUON_START = 4  # most inner steps between two syncs of the start with Muon inside, where all values cross
 _MOST_MOMENTUM = {"adamw": 0.8, "muon": 0.6}  # outer, by what is inside
 
 
@@ -138,6 +137,15 @@ def warm_start(plan: Plan, every: int = 1) -> int:
         every: inner steps between two of its syncs; the result is a multiple.
     """
     return min(plan.steps // 4, 400) // every * every
+
+
+def sparse_start_every(local_steps: int) -> int:
+    """Inner steps between two syncs of the start where few values cross: a quarter of a round, 8 to 12, at most H.
+
+    Of equal bytes fewer and fuller messages learn more, but a start with few syncs costs a run that has many of them
+    afterwards more than it saves (docs/learning.md).
+    """
+    return min(local_steps, max(8, min(12, local_steps // 4)))
 
 
 def delay(plan: Plan, local_steps: int, start: int) -> int:

@@ -16,9 +16,10 @@ def eager(plan: Plan) -> Recipe:
     merge is `outer.merge.type=eager`.
     """
     local_steps = plan.local_steps or 30
-    start = warm_start(plan, MUON_START)
+    every = min(MUON_START, local_steps)
+    start = warm_start(plan, every)
     return Recipe(
-        schedule=SyncSchedule(local_steps, 1, delay(plan, local_steps, start), start, MUON_START),
+        schedule=SyncSchedule(local_steps, 1, delay(plan, local_steps, start), start, every),
         compressor=Float4("E3M0"),
         optimizer=outer_sgd(plan, local_steps, "muon"),
         merge=KeepProgress(KEPT),

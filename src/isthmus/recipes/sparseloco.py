@@ -4,7 +4,7 @@ from isthmus.compress.feedback import ErrorFeedback
 from isthmus.compress.quantize import Quantize
 from isthmus.compress.topk import TopK
 from isthmus.core import SyncSchedule
-from isthmus.recipes.base import FAST_MUON, PLAIN_SGD, SPARSE_START, Plan, Recipe, share_to_send, warm_start
+from isthmus.recipes.base import FAST_MUON, PLAIN_SGD, Plan, Recipe, share_to_send, sparse_start_every, warm_start
 
 _CHUNK, _PART = 4096, 64
 
@@ -12,15 +12,16 @@ _CHUNK, _PART = 4096, 64
 def sparseloco(plan: Plan) -> Recipe:
     """Algorithm 1 of arXiv 2508.15706: the largest of every 4096 values in 2 bits, residual decay 0.95, H = 30.
 
-    The paper's 64 in long runs, up to 256 where there are fewer than 256 syncs, and more below 16. The warm start is
+    The paper's 64 in long runs, up to 448 where there are fewer than 256 syncs, and more below nine. The warm start is
     half as long again as the other recipes': sparse messages need time to gather (docs/learning.md).
     """
     local_steps = plan.local_steps or 30
-    start = 3 * warm_start(plan) // 2 // SPARSE_START * SPARSE_START
-    share = share_to_send(plan, local_steps, start, crossings=4, least=1 / 64, most=1 / 16)
+    every = sparse_start_every(local_steps)
+    start = 3 * warm_start(plan) // 2 // every * every
+    share = share_to_send(plan, local_steps, start, crossings=4, least=1 / 64, most=1 / 9)
     keep = _PART * round(_CHUNK * share / _PART)
     return Recipe(
-        schedule=SyncSchedule(local_steps, warm_start_steps=start, warm_start_every=SPARSE_START),
+        schedule=SyncSchedule(local_steps, warm_start_steps=start, warm_start_every=every),
         compressor=ErrorFeedback(TopK(keep, _CHUNK, values=Quantize(bits=2, block=_PART, scale_bits=8)), decay=0.95),
         optimizer=PLAIN_SGD,
         inner=FAST_MUON,
