@@ -23,7 +23,7 @@ STEPS = 1000
 RECIPES = [name for recipes in ladder.METHODS.values() for name in recipes]
 LRS = {
     "adamw": {"0.13M": 1e-2, "0.9M": 4e-3, "5M": 3e-3},
-    "muon": {"0.13M": 1e-2, "0.9M": 7e-3, "5M": 1e-2},
+    "muon": {"0.13M": 1e-2, "0.9M": 7e-3, "5M": 5e-3},
 }
 
 
