@@ -102,11 +102,12 @@ def test_those_who_survive_one_death_after_the_other_go_on():
     town = Town(90, min_workers=None, expected_workers=4, grace_seconds=10.0)
 
     def dies_of(num_peers: int) -> Callable[[str], None]:
-        """Dies when it connects for a sync after one of so many workers."""
+        """Dies when it connects for a sync after one of so many workers, once all six have met."""
 
         def disturb(point: str) -> None:
             first = town.workers.get(NAMES[0])
-            if point == "connect" and first and first.reports and first.reports[-1].num_peers == num_peers:
+            met = [report.num_peers for report in first.reports] if first else []
+            if point == "connect" and len(NAMES) in met and met[-1] == num_peers:
                 raise Killed
 
         return disturb
