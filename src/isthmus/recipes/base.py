@@ -142,8 +142,8 @@ def warm_start(plan: Plan, every: int = 1) -> int:
 def sparse_start_every(local_steps: int) -> int:
     """Inner steps between two syncs of the start where few values cross: a quarter of a round, 8 to 12, at most H.
 
-    Of equal bytes fewer and fuller messages learn more, but a start with few syncs costs a run that has many of them
-    afterwards more than it saves (docs/learning.md).
+    For equal bytes fewer and fuller messages learn more in a start; where rounds are short its syncs are a small part
+    of all, and fewer of them would cost more than they save (docs/log.md, 2026-11-24).
     """
     return min(local_steps, max(8, min(12, local_steps // 4)))
 
