@@ -12,7 +12,7 @@ from isthmus.config import dump, parse
 from isthmus.core import SyncSchedule
 from isthmus.outer import KeepProgress
 from isthmus.recipes import RECIPES, Plan, Recipe, load_config
-from isthmus.recipes.base import outer_sgd, warm_start
+from isthmus.recipes.base import outer_sgd, sparse_start_every, warm_start
 from isthmus.transport.local import Local, LocalWorld
 
 
@@ -107,9 +107,14 @@ def test_the_warm_start_is_a_quarter_of_the_run_and_at_most_400_steps():
         "eager": (248, 4),
         "dct_momentum": (248, 4),
         "muloco": (248, 4),
-        "dilocox": (240, 12),
+        "dilocox": (248, 8),
         "sparseloco": (368, 8),
     }
+
+
+def test_where_few_values_cross_the_start_has_fewer_syncs_before_long_rounds_but_30():
+    assert [sparse_start_every(400, local_steps) for local_steps in (4, 30, 40, 100)] == [4, 8, 10, 12]
+    assert [sparse_start_every(steps, 100) for steps in (25, 250, 300, 400, 600)] == [8, 8, 10, 12, 12]
 
 
 def test_the_syncs_of_the_start_are_no_rarer_than_those_after_it():

@@ -139,13 +139,17 @@ def warm_start(plan: Plan, every: int = 1) -> int:
     return min(plan.steps // 4, 400) // every * every
 
 
-def sparse_start_every(local_steps: int) -> int:
+def sparse_start_every(steps: int, local_steps: int) -> int:
     """Inner steps between two syncs of the start where few values cross: a quarter of a round, 8 to 12, at most H.
 
-    For equal bytes fewer and fuller messages learn more in a start; where rounds are short its syncs are a small part
-    of all, and fewer of them would cost more than they save (docs/log.md, 2026-11-24).
+    For equal bytes fewer and fuller messages learn more in a start. Where rounds are short its syncs are a small part
+    of all, and fewer of them cost more than they save; so do fewer than 30 of them (docs/log.md, 2026-11-25).
+
+    Args:
+        steps: inner steps of the start.
+        local_steps: H.
     """
-    return min(local_steps, max(8, min(12, local_steps // 4)))
+    return min(local_steps, max(8, min(12, local_steps // 4, steps // 30)))
 
 
 def delay(plan: Plan, local_steps: int, start: int) -> int:

@@ -33,7 +33,7 @@ def dilocox(plan: Plan) -> Recipe:
     code: every rank owns inner and outer optimizer of what it holds.
     """
     local_steps = plan.local_steps or 125
-    every = sparse_start_every(local_steps)
+    every = sparse_start_every(warm_start(plan), local_steps)
     start = warm_start(plan, every)
     share = share_to_send(plan, local_steps, start, crossings=24, least=1 / 8, most=1.0)
     rank = round(min(_ALMOST_ALL, share), 3)

@@ -16,8 +16,9 @@ def sparseloco(plan: Plan) -> Recipe:
     half as long again as the other recipes': sparse messages need time to gather (docs/learning.md).
     """
     local_steps = plan.local_steps or 30
-    every = sparse_start_every(local_steps)
-    start = 3 * warm_start(plan) // 2 // every * every
+    start = 3 * warm_start(plan) // 2
+    every = sparse_start_every(start, local_steps)
+    start = start // every * every
     share = share_to_send(plan, local_steps, start, crossings=4, least=1 / 64, most=1 / 9)
     keep = _PART * round(_CHUNK * share / _PART)
     return Recipe(
