@@ -73,8 +73,10 @@ def test_a_hello_before_the_goodbye_is_misbehaviour(ends):
         {"to": ends.links[0].id, "group": "mine", "rank": 1, "lane": 0, "num_lanes": len(lanes)}
     ).encode()
     one.close()
-    for lane in lanes:
-        send(ends.links[1], lane, Frame(HELLO, len(hello)), hello)
+    send(ends.links[1], lanes[0], Frame(HELLO, len(hello)), hello)
+    for lane in lanes[1:]:
+        with suppress(OSError):  # the first has all of them closed
+            send(ends.links[1], lane, Frame(HELLO, len(hello)), hello)
     wait_until(lambda: not len(ends.links[0]._pool))
     assert not ends.links[0]._welcome._arrivals
     one, other = ends.open("next")
