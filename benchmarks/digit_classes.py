@@ -2,9 +2,12 @@
 
 Batch norm then normalises by the mean and variance of a worker's own digit. To tell what that does from all else, the
 final model is evaluated twice: with the statistics that the run ends with, and with those of ten batches of all digits.
+Group norm has none of this: what is left then is what digits of one's own cost between two syncs.
+
 Runs are processes of their own, one for each core at a time; what is in runs/digit_classes already is not run again:
 
     python -m benchmarks.digit_classes --seeds 0 1 2
+    python -m benchmarks.digit_classes --norm group --local-steps 5
 """
 
 from __future__ import annotations
@@ -94,11 +97,13 @@ class Run:
     inside: str
     dealt: bool
     seed: int
+    norm: str
+    local_steps: int
 
     def result(self) -> dict[str, Any]:
         """Train, unless that has been done; return what came of it."""
         share = "dealt" if self.dealt else "digits"
-        path = OUTPUT / f"{self.recipe}-{self.inside}-{share}-seed{self.seed}.json"
+        path = OUTPUT / f"{self.recipe}-{self.inside}-{share}-seed{self.seed}-{self.norm}-H{self.local_steps}.json"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(self._train()))
@@ -110,6 +115,8 @@ class Run:
         lr = 2 * LR if self.recipe in ladder.SPARSE else LR
         optimizer = f"inner.optimizer={{type: {self.inside}, lr: {lr:.6f}}}"
         settings = [f"outer.recipe={self.recipe}", optimizer, f"train.seed={self.seed}", *SETTINGS]
+        settings += [f"model.norm={self.norm}"]
+        settings += [] if self.recipe == "ddp" else [f"outer.schedule.local_steps={self.local_steps}"]
         workers = WorkersInTurn(load_config(CONFIG, settings), Digits(DIGITS, self.dealt))
         sent_bytes = batched.train(workers).sent_bytes
         found = workers.measure()
@@ -140,22 +147,35 @@ def main() -> None:
     """Run what is missing, then write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    seeds = parser.parse_args().seeds
+    parser.add_argument("--norm", choices=["batch", "group"], default="batch")
+    parser.add_argument("--local-steps", type=int, default=20)
+    arguments = parser.parse_args()
+    seeds, norm, local_steps = arguments.seeds, arguments.norm, arguments.local_steps
     recipes = [(name, inside) for inside, names in ladder.METHODS.items() for name in ("ddp", *names)]
-    cases = [Run(name, inside, dealt, 0) for name, inside in recipes for dealt in (True, False)]
+    cases = [Run(name, inside, dealt, 0, norm, local_steps) for name, inside in recipes for dealt in (True, False)]
     plan = [replace(case, seed=seed) for case in cases for seed in seeds]
     found = dict(zip(plan, ladder.run_all(plan), strict=True))
     rows = [row([found[replace(case, seed=seed)] for seed in seeds]) for case in cases]
     columns = ["recipe", "inside", "of a worker", "loss", "accuracy", "by seed, %", "loss, new statistics",
                "accuracy, new statistics", "MB sent"]  # fmt: skip
     notes = [
+        f"{norm} norm, H = {local_steps}",
         f"{CONFIG.name} with {len(DIGITS)} workers, which have their batches from the same images in each step",
         f"means over seeds {seeds}, and over the digits of the validation images, by worker 0's model at the end",
         f"new statistics: batch norm's means and variances of {NUM_BATCHES} batches of all workers' images together",
         "ddp normalises each worker's images for themselves; its statistics are those of all workers' batches, one "
         "worker after the other, and would be worker 0's own in `isthmus train`",
     ]
-    print(write("digit-classes", "Images of one digit each, ResNet", columns, rows, notes, list(found.values())))
+    print(
+        write(
+            f"digit-classes-{norm}-norm-H{local_steps}",
+            "Images of one digit each, ResNet",
+            columns,
+            rows,
+            notes,
+            list(found.values()),
+        )
+    )
 
 
 if __name__ == "__main__":

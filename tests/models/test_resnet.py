@@ -159,3 +159,23 @@ def test_the_fastest_micro_batch_is_sought_among_those_that_can_be():
 def test_bad_sizes_are_refused(options, match):
     with pytest.raises(UserError, match=match):
         ResNet(**options)
+
+
+def test_group_norm_looks_at_one_image():
+    spec = ResNet(image_size=16, num_channels=1, num_classes=4, norm="group")
+    model = spec.build()
+    groups = [layer.num_groups for layer in model.modules() if isinstance(layer, nn.GroupNorm)]
+    assert sorted(set(groups)) == [8, 16, 32]
+    assert list(model.buffers()) == []
+    batch = images(spec, 3)
+    alone = [model({name: values[i : i + 1] for name, values in batch.items()}) for i in range(3)]
+    torch.testing.assert_close(model(batch), torch.stack(alone).mean())
+    filters = dict(SMALL.build().named_parameters())
+    assert all(torch.equal(param, filters[name]) for name, param in model.named_parameters())
+    with torch.device("meta"):
+        assert sum(param.numel() for param in ResNet(50, 224, 3, 1000, "group").build().parameters()) == PUBLISHED[50]
+
+
+def test_another_norm_is_refused():
+    with pytest.raises(UserError, match="model.norm is 'layer'; choose batch or group"):
+        ResNet(norm="layer")

@@ -41,6 +41,7 @@ OUTPUTS = {
     "resnet": ("ResNetForImageClassification", lambda network: network(normal(2, 1, 16, 16)).logits),
     "wav2vec2": ("Wav2Vec2ForPreTraining", lambda network: network(normal(2, 8000)).projected_quantized_states),
     "wav2vec2_ctc": ("Wav2Vec2ForCTC", lambda network: network(normal(2, 8000)).logits),
+    "resnet_group": ("isthmus", lambda model: getattr(model, "network", model)(normal(2, 1, 16, 16)).logits),
     "biggan": ("isthmus", gan),
     "toy": ("isthmus", lambda model: model({"tokens": torch.arange(40).view(4, 10) % 16})),
 }

@@ -99,6 +99,7 @@ KINDS = {
     "gpt_neo": [f"model={{type: gpt_neo, {SMALL}}}"],  # its head is tied
     "huggingface": ["model={type: huggingface, path: GPT2, sequence_length: 8}"],
     "resnet": ["model={type: resnet, image_size: 16, num_channels: 1}", "data={type: images}"],
+    "resnet_group": ["model={type: resnet, image_size: 16, num_channels: 1, norm: group}", "data={type: images}"],
     "wav2vec2": [f"model={{type: wav2vec2, {SPEECH}}}", "data={type: speech, source: formants, transcripts: false}"],
     "wav2vec2_ctc": [f"model={{type: wav2vec2_ctc, {SPEECH}}}", "data={type: speech, source: formants}"],
     "biggan": [

@@ -21,8 +21,9 @@ def save_exported(model: nn.Module, spec: dict[str, Any], folder: Path) -> nn.Mo
         The network of transformers that was written, which its own class loads; None where `load_exported` does.
     """
     network: Any = getattr(model, "network", None)
+    is_own = getattr(model, "is_transformers_own", True)
     is_all = all(name.startswith("network.") for name, _ in model.named_parameters())
-    if is_all and network is not None and hasattr(network, "save_pretrained"):
+    if is_own and is_all and network is not None and hasattr(network, "save_pretrained"):
         if hasattr(network.config, "use_cache"):
             network.config.use_cache = True  # whoever loads it does not train
         network.save_pretrained(folder)
