@@ -5,19 +5,26 @@ of their own, one for each core at a time (`benchmarks/batched.py`); what is in 
 
     python -m benchmarks.questions start --seeds 0 1 2
     python -m benchmarks.questions workers
+    python -m benchmarks.questions workers --plot    # the newest table of it
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
 from benchmarks import domains, ladder
 from benchmarks.batched import Amounts, Domains
-from benchmarks.results import write
+from benchmarks.results import FOLDER, write
 
 STEPS = 1000
 RECIPES = [name for recipes in ladder.METHODS.values() for name in recipes]
@@ -43,6 +50,7 @@ class Question:
     title: str
     columns: tuple[str, ...]  # of the labels
     cases: Callable[[str], Iterator[Case]]  # of a rung
+    num_line_labels: int = 1  # the first labels name a line of the plot, the others lie on its axis
     base: str = "ddp"  # what they are compared with
 
 
@@ -91,6 +99,14 @@ def momentum(rung: str) -> Iterator[Case]:
                 yield Case((recipe, str(local_steps), str(value)), run, make_base(run))
 
 
+def outer_lr(rung: str) -> Iterator[Case]:
+    """Which outer learning rate suits how many workers, with 8 sequences for each?"""
+    for number in (2, 4, 16):
+        for value in (0.4, 0.6, 0.8, 1.0):
+            run = make_run(rung, "diloco", 30, f"outer.optimizer.lr={value}", workers=number)
+            yield Case((str(number), str(value)), run, make_base(run))
+
+
 def unequal(rung: str) -> Iterator[Case]:
     """What does it cost that every worker has texts of its own kind?"""
     sources = domains.make()
@@ -126,31 +142,75 @@ def alone(rung: str) -> Iterator[Case]:
 
 QUESTIONS = {
     "start": Question("The synchronous start", ("recipe", "its steps"), start),
-    "workers": Question("From 2 to 32 workers", ("recipe", "H", "same batch", "workers"), workers),
+    "workers": Question("From 2 to 32 workers", ("recipe", "H", "same batch", "workers"), workers, 3),
     "unequal": Question("Data of four kinds", ("recipe", "of a worker"), unequal),
     "amounts": Question("Different amounts of data", ("recipe", "sequences a step", "weights"), amounts),
-    "momentum": Question("The outer momentum", ("recipe", "H", "momentum"), momentum),
+    "momentum": Question("The outer momentum", ("recipe", "H", "momentum"), momentum, 2),
+    "outer_lr": Question("The outer learning rate", ("workers", "outer learning rate"), outer_lr),
     "alone": Question("Recipes and one worker alone", ("recipe", "H"), alone, base="alone"),
 }
+
+
+def make_plan(cases: list[Case], seeds: list[int]) -> list[ladder.Run]:
+    """Return the runs of all cases, each once."""
+    return list(dict.fromkeys(replace(run, seed=s) for s in seeds for case in cases for run in (case.base, case.run)))
 
 
 def answer(name: str, rung: str, seeds: list[int]) -> None:
     """Run all cases of a question; write the table."""
     question = QUESTIONS[name]
     cases = list(question.cases(rung))
-    plan = dict.fromkeys(replace(run, seed=seed) for seed in seeds for case in cases for run in (case.base, case.run))
+    plan = make_plan(cases, seeds)
     found = dict(zip(plan, ladder.run_all(plan), strict=True))
     rows = []
     for case in cases:
-        own = [found[replace(case.run, seed=seed)] for seed in seeds]
-        bases = [found[replace(case.base, seed=seed)]["loss"] for seed in seeds]
-        percents = [100 * (run["loss"] / base - 1) for run, base in zip(own, bases, strict=True)]
+        own, bases = found[replace(case.run, seed=seeds[0])], found[replace(case.base, seed=seeds[0])]
+        percents = gaps(case, found)
         spread = f"{min(percents):+.2f} to {max(percents):+.2f}" if len(seeds) > 1 else "-"
-        losses = [f"{own[0]['loss']:.4f}", f"{bases[0]:.4f}"]
-        rows.append([*case.labels, *losses, f"{statistics.mean(percents):+.2f} %", spread, _megabytes(own[0])])
+        losses = [f"{own['loss']:.4f}", f"{bases['loss']:.4f}"]
+        rows.append([*case.labels, *losses, f"{statistics.mean(percents):+.2f} %", spread, _megabytes(own)])
     columns = [*question.columns, "loss", question.base, "mean gap", "by seed, %", "MB sent"]
     notes = [f"{ladder.RUNGS[rung]}", f"but {STEPS} steps; seeds {seeds}; losses are the first seed's"]
     print(write(f"{name}-{rung}", f"{question.title}, {rung} parameters", columns, rows, notes, list(found.values())))
+
+
+def gaps(case: Case, found: dict[ladder.Run, dict[str, Any]]) -> list[float]:
+    """Return how far a case ends above what it is compared with, in percent, by seed."""
+    own = {run.seed: found[run]["loss"] for run in found if replace(run, seed=0) == case.run}
+    return [100 * (loss / found[replace(case.base, seed=seed)]["loss"] - 1) for seed, loss in own.items()]
+
+
+def plot(name: str, rung: str) -> None:
+    """Draw the newest results of a question, beside them: the mean gap of every case, and the seeds' range.
+
+    Raises:
+        ValueError: those results are of other cases than today's.
+    """
+    question, path = QUESTIONS[name], sorted(FOLDER.glob(f"*-{name}-{rung}.json"))[-1]
+    cases, results = list(question.cases(rung)), json.loads(path.read_text())["results"]
+    plan = make_plan(cases, sorted({each["seed"] for each in results}))
+    found = dict(zip(plan, results, strict=True))
+    if any((r["method"], r["H"], r["seed"]) != (run.method, run.local_steps, run.seed) for run, r in found.items()):
+        raise ValueError(f"{path} has other cases than today's: measure again")
+    lines: dict[str, dict[str, list[float]]] = {}
+    for case in cases:
+        parts = case.labels[: question.num_line_labels], case.labels[question.num_line_labels :]
+        line, place = (", ".join(labels) for labels in parts)
+        lines.setdefault(line, {})[place] = gaps(case, found)
+    places = list(dict.fromkeys(place for own in lines.values() for place in own))
+    figure, axes = plt.subplots(figsize=(7.5, 5))
+    for number, (line, own) in enumerate(lines.items()):
+        at, means = [places.index(place) for place in own], [statistics.mean(percents) for percents in own.values()]
+        ranges = [[mean - min(each), max(each) - mean] for mean, each in zip(means, own.values(), strict=True)]
+        axes.errorbar(at, means, [*zip(*ranges, strict=True)], fmt="os^vD*PX"[number % 8] + "-", capsize=3, label=line)
+    axes.set(
+        xticks=range(len(places)), xticklabels=places, xlabel=", ".join(question.columns[question.num_line_labels :])
+    )
+    axes.set(ylabel=f"evaluation loss above {question.base}, %", title=f"{question.title}, {rung} parameters")
+    axes.grid(alpha=0.3)
+    axes.legend(title=", ".join(question.columns[: question.num_line_labels]), fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path.with_suffix(".png"), dpi=110)
 
 
 def _megabytes(result: dict[str, Any]) -> str:
@@ -163,9 +223,13 @@ def main() -> None:
     parser.add_argument("questions", nargs="+", choices=QUESTIONS)
     parser.add_argument("--rung", choices=LRS["adamw"], default="0.13M")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--plot", action="store_true", help="draw what has been measured")
     arguments = parser.parse_args()
     for name in arguments.questions:
-        answer(name, arguments.rung, arguments.seeds)
+        if arguments.plot:
+            plot(name, arguments.rung)
+        else:
+            answer(name, arguments.rung, arguments.seeds)
 
 
 if __name__ == "__main__":
