@@ -224,12 +224,13 @@ def plot(path: Path, num_steps: int | None) -> None:
                 if method != "alone":
                     lines.setdefault((method, steps), {})[name] = statistics.mean(percents)
     sizes = [name for name in sizes if any(name in own for own in lines.values())]
+    labels = [f"{name}\n{num_steps or RUNGS[name].steps} steps" for name in sizes]
     all_steps = sorted({steps for _, steps in lines})
     figure, panels = plt.subplots(1, len(all_steps), figsize=(5 * len(all_steps), 4.5), sharey=True, squeeze=False)
     for axes, steps in zip(panels[0], all_steps, strict=True):
         for number, (method, own) in enumerate((m, line) for (m, h), line in lines.items() if h == steps):
             axes.plot([sizes.index(n) for n in own], list(own.values()), "os^vD*PX"[number % 8] + "-", label=method)
-        axes.set(title=f"H = {steps}", xticks=range(len(sizes)), xticklabels=sizes, xlabel="parameters")
+        axes.set(title=f"H = {steps}", xticks=range(len(sizes)), xticklabels=labels, xlabel="parameters")
         axes.axhline(0, color="black", linewidth=0.8)
         axes.grid(alpha=0.3)
     panels[0][0].set_ylabel("evaluation loss above ddp, %")
