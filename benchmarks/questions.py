@@ -164,10 +164,10 @@ def answer(name: str, rung: str, seeds: list[int]) -> None:
     found = dict(zip(plan, ladder.run_all(plan), strict=True))
     rows = []
     for case in cases:
-        own, bases = found[replace(case.run, seed=seeds[0])], found[replace(case.base, seed=seeds[0])]
+        own, base = found[replace(case.run, seed=seeds[0])], found[replace(case.base, seed=seeds[0])]
         percents = gaps(case, found)
         spread = f"{min(percents):+.2f} to {max(percents):+.2f}" if len(seeds) > 1 else "-"
-        losses = [f"{own['loss']:.4f}", f"{bases['loss']:.4f}"]
+        losses = [f"{own['loss']:.4f}", f"{base['loss']:.4f}"]
         rows.append([*case.labels, *losses, f"{statistics.mean(percents):+.2f} %", spread, _megabytes(own)])
     columns = [*question.columns, "loss", question.base, "mean gap", "by seed, %", "MB sent"]
     notes = [f"{ladder.RUNGS[rung]}", f"but {STEPS} steps; seeds {seeds}; losses are the first seed's"]

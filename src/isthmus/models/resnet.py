@@ -38,7 +38,7 @@ class ResNet:
     image_size: int = 32  # pixels across, of square images
     num_channels: int = 3
     num_classes: int = 10
-    norm: str = "batch"  # or "group" (arXiv 1803.08494): no other image counts, where workers see different kinds
+    norm: str = "batch"  # or "group" (arXiv 1803.08494), for workers whose images differ in kind
 
     def __post_init__(self) -> None:
         if self.depth not in _DEPTHS:
@@ -58,11 +58,11 @@ class ResNet:
         with seeded(seed):
             network = ResNetForImageClassification(config)
         if self.norm == "group":
-            _group(network)
+            _use_group_norm(network)
         return ImageClassifier(network)
 
 
-def _group(network: nn.Module) -> None:
+def _use_group_norm(network: nn.Module) -> None:
     """Replace every batch norm by a group norm of 32 groups, as the paper has it, or of pairs of channels."""
     for name, layer in list(network.named_modules()):
         if isinstance(layer, nn.BatchNorm2d):
@@ -88,7 +88,7 @@ class ImageClassifier(nn.Module):
         if self.training and self.has_batch_norm and len(batch["image"]) == 1:
             raise UserError(
                 "model: batch norm learns nothing from one image alone: raise inner.batch_size and micro_batch_size, "
-                "or have model.norm=group"
+                "or set model.norm to group"
             )
         return cross_entropy(self.network(pixel_values=batch["image"]).logits.float(), batch["label"])
 

@@ -1,7 +1,7 @@
 """The demo: one small model trained in several ways on this machine, compared in one table.
 
-It is short, and its ranking is no accident of that: docs/learning.md has it over three seeds, and beside runs that are
-six times as long. `sparseloco` is left out because it is ahead of `diloco` after so few steps, and not at the end.
+It is short, and one seed: docs/learning.md has the same methods over three seeds, in runs that are six times as long.
+`sparseloco` is left out because it is ahead of `diloco` after so few steps, and not at the end.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _notes(finished: list[FinishedRun], step_seconds: float, round_trip_ms: floa
         f"Inner optimizer: {_inner_optimizers(finished)}.",
         "eval loss: nats a token on validation text; of the anchor (the parameters as of the last sync, equal on all "
         "workers), where there is one.",
-        "Which of diloco and streaming is ahead depends on the seed; the order of the others did not, over three seeds "
+        "One run this short is worth up to 2 %: which of diloco and streaming is ahead depends on the seed "
         "(docs/learning.md).",
         "hidden: seconds of syncs during which training went on.",
         "modelled: share of the time spent computing, if every worker had a machine like this one for itself "
