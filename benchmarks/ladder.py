@@ -7,6 +7,7 @@ so the ladder can be climbed in several sittings:
 
     python -m benchmarks.ladder 0.13M --local-steps 30 100 --seeds 0 1 2
     python -m benchmarks.ladder 5M --steps 500                # a shorter run than the rung's
+    python -m benchmarks.ladder 0.13M --batch-size 32 --only muloco
     python -m benchmarks.ladder 25M --local-steps 50          # a GPU's
     python -m benchmarks.ladder --plot                        # all that has been measured, over sizes
     python -m benchmarks.ladder --plot --steps 500            # at equal length
@@ -20,7 +21,7 @@ import multiprocessing
 import os
 import statistics
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,27 +119,35 @@ class Run:
 
 
 class Climb:
-    """The runs of one rung, of another length where one is given."""
+    """The runs of one rung, of another length or with another batch where one is given."""
 
-    def __init__(self, name: str, num_steps: int | None = None) -> None:
-        self.name, self.rung, self.num_steps = name, RUNGS[name], num_steps
-        self.length = () if num_steps is None else (f"train.steps={num_steps}", f"train.eval_every={num_steps}")
+    def __init__(self, name: str, num_steps: int | None = None, batch_size: int | None = None) -> None:
+        rung = RUNGS[name]
+        self.name = file_name(name, num_steps, batch_size)
+        self.rung = replace(rung, steps=num_steps or rung.steps, batch_size=batch_size or rung.batch_size)
+        length = () if num_steps is None else (f"train.steps={num_steps}", f"train.eval_every={num_steps}")
+        self._of_rung, self._more = name, (*length, *([] if batch_size is None else [f"inner.batch_size={batch_size}"]))
         self.results: list[dict[str, Any]] = []
 
     def _run(self, recipe: str, inside: str, lr: float, seed: int, steps: int = 0, workers: int = WORKERS) -> Run:
-        return Run(self.name, recipe, inside, lr, seed, steps, workers, self.length)
+        return Run(self._of_rung, recipe, inside, lr, seed, steps, workers, self._more)
 
     def measure(self, local_steps: list[int], seeds: list[int], only: list[str]) -> None:
-        """Search the baselines' rates, then run every method."""
-        rates = {inside: getattr(self.rung, inside) for inside in METHODS}
-        search = [self._run("ddp", inside, lr, seed) for inside in METHODS for lr in rates[inside] for seed in seeds]
+        """Search the baselines' rates, then run every method, or only some."""
+        methods_by_inside = {
+            inside: chosen
+            for inside, methods in METHODS.items()
+            if (chosen := [method for method in methods if not only or method in only])
+        }
+        rates = {inside: getattr(self.rung, inside) for inside in methods_by_inside}
+        search = [self._run("ddp", inside, lr, seed) for inside in rates for lr in rates[inside] for seed in seeds]
         self.results += run_all(search)
         plan = list[Run]()
-        for inside, methods in METHODS.items():
+        for inside, methods in methods_by_inside.items():
             lr = best_lr(self.results, inside)
             for seed in seeds:
                 plan.append(self._run("ddp", inside, lr, seed, workers=1))
-                for method in methods if not only else [method for method in methods if method in only]:
+                for method in methods:
                     own_lr = min(2 * lr, max(rates[inside])) if method in SPARSE else lr
                     plan += [self._run(method, inside, own_lr, seed, steps) for steps in local_steps]
         self.results += run_all(plan)
@@ -205,21 +214,20 @@ def report(climb: Climb) -> None:
             found.setdefault(f"{r['inside']} {r['lr']:g}", []).append(r["loss"])
     tried = ", ".join(f"{name}: {statistics.mean(losses):.4f}" for name, losses in found.items())
     notes = [f"{climb.rung}", f"{WORKERS} workers; the recipes' defaults but for H", f"ddp, mean over seeds: {tried}"]
-    notes += [] if climb.num_steps is None else [f"but {climb.num_steps} steps"]
-    name = file_name(climb.name, climb.num_steps)
-    print(write(name, f"The ladder at {climb.name}", columns, rows, notes, climb.results))
+    print(write(f"ladder-{climb.name}", f"The ladder at {climb.name}", columns, rows, notes, climb.results))
 
 
-def file_name(rung: str, num_steps: int | None) -> str:
-    """Return what results of a rung are called."""
-    return f"ladder-{rung}" if num_steps is None else f"ladder-{rung}-{num_steps}-steps"
+def file_name(rung: str, num_steps: int | None, batch_size: int | None = None) -> str:
+    """Return what results of a rung are called, behind `ladder-`."""
+    parts = [f"{batch_size}-sequences"] if batch_size else []
+    return "-".join([rung, *parts, *([f"{num_steps}-steps"] if num_steps else [])])
 
 
 def plot(path: Path, num_steps: int | None) -> None:
     """Draw the gap to `ddp` over the size, a line a method, from the newest results of every rung, of equal length."""
     sizes, lines = list(RUNGS), dict[tuple[str, int], dict[str, float]]()
     for name in sizes:
-        for newest in sorted(FOLDER.glob(f"*-{file_name(name, num_steps)}.json"))[-1:]:
+        for newest in sorted(FOLDER.glob(f"*-ladder-{file_name(name, num_steps)}.json"))[-1:]:
             for (method, _, steps), percents in gaps(json.loads(newest.read_text())["results"]).items():
                 if method != "alone":
                     lines.setdefault((method, steps), {})[name] = statistics.mean(percents)
@@ -246,11 +254,12 @@ def main() -> None:
     parser.add_argument("--local-steps", type=int, nargs="+", default=[30, 100])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, help="inner steps; the rung's when not given")
+    parser.add_argument("--batch-size", type=int, help="sequences a worker and step; the rung's when not given")
     parser.add_argument("--only", nargs="*", default=[], help="methods; all when not given")
     parser.add_argument("--plot", action="store_true")
     arguments = parser.parse_args()
     if arguments.rung:
-        climb = Climb(arguments.rung, arguments.steps)
+        climb = Climb(arguments.rung, arguments.steps, arguments.batch_size)
         climb.measure(arguments.local_steps, arguments.seeds, arguments.only)
         report(climb)
     if arguments.plot:

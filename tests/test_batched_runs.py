@@ -4,6 +4,7 @@ import copy
 import json
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -124,6 +125,25 @@ def test_the_baseline_has_the_rate_with_the_lowest_mean_loss_over_seeds() -> Non
     assert ladder.best_lr(of_ddp, "adamw") == 0.01
     method = [{**of_ddp[0], "method": "diloco", "H": 30, "seed": seed, "loss": 1.1} for seed in (0, 1)]
     assert ladder.gaps(of_ddp + method) == {("diloco", "adamw", 30): pytest.approx([0.0, 10.0])}
+
+
+def test_a_rung_with_another_batch_searches_the_rates_of_what_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = list[ladder.Run]()
+
+    def run_all(plan: list[ladder.Run]) -> list[dict[str, Any]]:
+        ran.extend(plan)
+        return [{"method": r.method, "inside": r.inside, "lr": r.lr, "seed": r.seed, "loss": r.lr} for r in plan]
+
+    monkeypatch.setattr(ladder, "run_all", run_all)
+    climb = ladder.Climb("0.13M", num_steps=20, batch_size=32)
+    climb.measure([30], [0, 1], ["muloco"])
+    lowest = min(climb.rung.muon)
+    searched = [("ddp", lr, seed) for lr in climb.rung.muon for seed in (0, 1)]
+    chosen = [(method, lowest, seed) for seed in (0, 1) for method in ("alone", "muloco")]
+    assert [(run.method, run.lr, run.seed) for run in ran] == searched + chosen
+    assert {run.inside for run in ran} == {"muon"}
+    assert all("inner.batch_size=32" in run.more for run in ran)
+    assert climb.name == "0.13M-32-sequences-20-steps"
 
 
 def test_names_a_layer_that_cannot_be_stacked() -> None:
