@@ -75,6 +75,12 @@ def test_the_best_of_what_sends_no_more() -> None:
     assert MEASURED.best_within(0.001) is None
 
 
+def test_of_equal_losses_the_smaller_message_is_the_best() -> None:
+    larger = MeasuredMethod(recipe="muloco", local_steps=10, bits=0.47, loss=1.5, percent=2.3)
+    smaller = larger.model_copy(update={"recipe": "dct_momentum", "bits": 0.37})
+    assert MeasuredMethods(conditions="a toy", methods=(larger, smaller)).best_within(1.0) == smaller
+
+
 @pytest.mark.parametrize(
     ("recipe", "said"),
     [

@@ -51,9 +51,9 @@ class MeasuredMethods(BaseModel, frozen=True):
         return min(own, key=lambda method: abs(math.log(method.bits / bits)), default=None)
 
     def best_within(self, bits: float) -> MeasuredMethod | None:
-        """Return the method that ended lowest among those that send no more; None where all send more."""
+        """Return the lowest, of equals the smaller, of the methods that send no more; None where all send more."""
         affordable = [method for method in self.methods if method.bits <= bits]
-        return min(affordable, key=lambda method: method.loss, default=None)
+        return min(affordable, key=lambda method: (method.loss, method.bits), default=None)
 
 
 def sent_in_run(config: RunConfig, traffic: Mapping[str, SyncTraffic]) -> int:
