@@ -7,6 +7,7 @@ so the ladder can be climbed in several sittings:
 
     python -m benchmarks.ladder 0.13M --local-steps 30 100 --seeds 0 1 2
     python -m benchmarks.ladder 5M --steps 500                # a shorter run than the rung's
+    python -m benchmarks.ladder 5M --adamw-lr 0.003 --muon-lr 0.005  # what a shorter search has found
     python -m benchmarks.ladder 0.13M --batch-size 32 --only muloco
     python -m benchmarks.ladder 25M --local-steps 50          # a GPU's
     python -m benchmarks.ladder --plot                        # all that has been measured, over sizes
@@ -119,12 +120,22 @@ class Run:
 
 
 class Climb:
-    """The runs of one rung, of another length or with another batch where one is given."""
+    """The runs of one rung, of another length or with another batch where one is given.
 
-    def __init__(self, name: str, num_steps: int | None = None, batch_size: int | None = None) -> None:
+    `searched` are learning rates by inner optimizer, where a search is to be narrower than the rung's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        num_steps: int | None = None,
+        batch_size: int | None = None,
+        searched: dict[str, tuple[float, ...]] | None = None,
+    ) -> None:
         rung = RUNGS[name]
         self.name = file_name(name, num_steps, batch_size)
         self.rung = replace(rung, steps=num_steps or rung.steps, batch_size=batch_size or rung.batch_size)
+        self._searched = {"adamw": rung.adamw, "muon": rung.muon} | (searched or {})
         length = () if num_steps is None else (f"train.steps={num_steps}", f"train.eval_every={num_steps}")
         self._of_rung, self._more = name, (*length, *([] if batch_size is None else [f"inner.batch_size={batch_size}"]))
         self.results: list[dict[str, Any]] = []
@@ -139,16 +150,15 @@ class Climb:
             for inside, methods in METHODS.items()
             if (chosen := [method for method in methods if not only or method in only])
         }
-        rates = {inside: getattr(self.rung, inside) for inside in methods_by_inside}
-        search = [self._run("ddp", inside, lr, seed) for inside in rates for lr in rates[inside] for seed in seeds]
-        self.results += run_all(search)
+        search = [(inside, lr, seed) for inside in methods_by_inside for lr in self._searched[inside] for seed in seeds]
+        self.results += run_all([self._run("ddp", *each) for each in search])
         plan = list[Run]()
         for inside, methods in methods_by_inside.items():
             lr = best_lr(self.results, inside)
             for seed in seeds:
                 plan.append(self._run("ddp", inside, lr, seed, workers=1))
                 for method in methods:
-                    own_lr = min(2 * lr, max(rates[inside])) if method in SPARSE else lr
+                    own_lr = min(2 * lr, max(getattr(self.rung, inside))) if method in SPARSE else lr
                     plan += [self._run(method, inside, own_lr, seed, steps) for steps in local_steps]
         self.results += run_all(plan)
 
@@ -255,11 +265,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, help="inner steps; the rung's when not given")
     parser.add_argument("--batch-size", type=int, help="sequences a worker and step; the rung's when not given")
+    for inside in METHODS:
+        parser.add_argument(f"--{inside}-lr", type=float, nargs="+", help="rates to try for ddp, not the rung's")
     parser.add_argument("--only", nargs="*", default=[], help="methods; all when not given")
     parser.add_argument("--plot", action="store_true")
     arguments = parser.parse_args()
     if arguments.rung:
-        climb = Climb(arguments.rung, arguments.steps, arguments.batch_size)
+        given = {inside: getattr(arguments, f"{inside}_lr") for inside in METHODS}
+        searched = {inside: tuple(rates) for inside, rates in given.items() if rates}
+        climb = Climb(arguments.rung, arguments.steps, arguments.batch_size, searched)
         climb.measure(arguments.local_steps, arguments.seeds, arguments.only)
         report(climb)
     if arguments.plot:

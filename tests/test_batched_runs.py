@@ -127,7 +127,9 @@ def test_the_baseline_has_the_rate_with_the_lowest_mean_loss_over_seeds() -> Non
     assert ladder.gaps(of_ddp + method) == {("diloco", "adamw", 30): pytest.approx([0.0, 10.0])}
 
 
-def test_a_rung_with_another_batch_searches_the_rates_of_what_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[ladder.Run]:
+    """What the ladder would run; the lower a learning rate, the lower a loss."""
     ran = list[ladder.Run]()
 
     def run_all(plan: list[ladder.Run]) -> list[dict[str, Any]]:
@@ -135,6 +137,10 @@ def test_a_rung_with_another_batch_searches_the_rates_of_what_it_measures(monkey
         return [{"method": r.method, "inside": r.inside, "lr": r.lr, "seed": r.seed, "loss": r.lr} for r in plan]
 
     monkeypatch.setattr(ladder, "run_all", run_all)
+    return ran
+
+
+def test_a_rung_with_another_batch_searches_the_rates_of_what_it_measures(ran: list[ladder.Run]) -> None:
     climb = ladder.Climb("0.13M", num_steps=20, batch_size=32)
     climb.measure([30], [0, 1], ["muloco"])
     lowest = min(climb.rung.muon)
@@ -144,6 +150,14 @@ def test_a_rung_with_another_batch_searches_the_rates_of_what_it_measures(monkey
     assert {run.inside for run in ran} == {"muon"}
     assert all("inner.batch_size=32" in run.more for run in ran)
     assert climb.name == "0.13M-32-sequences-20-steps"
+
+
+def test_a_narrower_search_tries_the_given_rates_and_no_others(ran: list[ladder.Run]) -> None:
+    climb = ladder.Climb("5M", searched={"muon": (0.003, 0.005)})
+    climb.measure([30], [0], ["diloco", "dilocox"])
+    tried = {(run.inside, run.lr) for run in ran if run.method == "ddp"}
+    assert tried == {("muon", 0.003), ("muon", 0.005), *(("adamw", lr) for lr in climb.rung.adamw)}
+    assert [run.lr for run in ran if run.method == "dilocox"] == [0.006]  # twice the lowest, though none tried it
 
 
 def test_names_a_layer_that_cannot_be_stacked() -> None:
