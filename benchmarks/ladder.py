@@ -1,9 +1,10 @@
 """How far every recipe stays behind all-reduce as the model grows: the same family from 0.13M to 100M parameters.
 
 At every rung `ddp` gets the best learning rate of a small search, with AdamW and with Muon, by its mean loss over all
-seeds, and every method its inner optimizer's; all else are the recipes' defaults, nothing set but H. Each run is one
-process (`benchmarks/batched.py`), one for each core at a time; those that are in runs/ladder already are not repeated,
-so the ladder can be climbed in several sittings:
+seeds, and every method its inner optimizer's (the next higher of the search where only a part of the values crosses);
+all else are the recipes' defaults, nothing set but H. Each run is one process (`benchmarks/batched.py`), one for each
+core at a time; those that are in runs/ladder already are not repeated, so the ladder can be climbed in several
+sittings:
 
     python -m benchmarks.ladder 0.13M --local-steps 30 100 --seeds 0 1 2
     python -m benchmarks.ladder 5M --steps 500                # a shorter run than the rung's
@@ -38,7 +39,7 @@ from benchmarks.results import FOLDER, write
 CONFIG = Path(__file__).with_suffix(".yaml")
 OUTPUT = Path("runs/ladder")
 WORKERS = 4
-SPARSE = ("dct_momentum", "dilocox", "sparseloco")  # their recipes have twice Muon's usual rate
+SPARSE = ("dct_momentum", "dilocox", "sparseloco")  # their recipes have 1.4 times Muon's usual rate
 METHODS = {
     "adamw": ("diloco", "opendiloco", "streaming"),
     "muon": ("muloco", "eager", *SPARSE),
@@ -158,9 +159,13 @@ class Climb:
             for seed in seeds:
                 plan.append(self._run("ddp", inside, lr, seed, workers=1))
                 for method in methods:
-                    own_lr = min(2 * lr, max(getattr(self.rung, inside))) if method in SPARSE else lr
+                    own_lr = self._next_lr(inside, lr) if method in SPARSE else lr
                     plan += [self._run(method, inside, own_lr, seed, steps) for steps in local_steps]
         self.results += run_all(plan)
+
+    def _next_lr(self, inside: str, lr: float) -> float:
+        rates = getattr(self.rung, inside)
+        return min((each for each in rates if each > lr), default=max(rates))
 
 
 def run_all(plan: Iterable[Any]) -> list[dict[str, Any]]:

@@ -31,6 +31,7 @@ RECIPES = [name for recipes in ladder.METHODS.values() for name in recipes]
 LRS = {
     "adamw": {"0.13M": 1e-2, "0.9M": 4e-3, "5M": 3e-3},
     "muon": {"0.13M": 1e-2, "0.9M": 7e-3, "5M": 5e-3},
+    "sparse": {"0.13M": 2e-2, "0.9M": 1e-2, "5M": 7e-3},  # Muon's where only a part of the values crosses
 }
 
 
@@ -57,7 +58,7 @@ class Question:
 def make_run(rung: str, recipe: str, local_steps: int, *more: str, workers: int = ladder.WORKERS) -> ladder.Run:
     """Return a run of a recipe with its usual inner optimizer, and one thousand steps."""
     inside = next(name for name, recipes in ladder.METHODS.items() if recipe in recipes)
-    lr = LRS[inside][rung] * (2 if recipe in ladder.SPARSE else 1)
+    lr = LRS["sparse" if recipe in ladder.SPARSE else inside][rung]
     settings = (f"train.steps={STEPS}", f"train.eval_every={STEPS}", *more)
     return ladder.Run(rung, recipe, inside, lr, 0, local_steps, workers, settings)
 

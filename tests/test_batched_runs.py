@@ -157,7 +157,7 @@ def test_a_narrower_search_tries_the_given_rates_and_no_others(ran: list[ladder.
     climb.measure([30], [0], ["diloco", "dilocox"])
     tried = {(run.inside, run.lr) for run in ran if run.method == "ddp"}
     assert tried == {("muon", 0.003), ("muon", 0.005), *(("adamw", lr) for lr in climb.rung.adamw)}
-    assert [run.lr for run in ran if run.method == "dilocox"] == [0.006]  # twice the lowest, though none tried it
+    assert [run.lr for run in ran if run.method == "dilocox"] == [0.0035]  # the rung's next, though not tried
 
 
 def test_names_a_layer_that_cannot_be_stacked() -> None:
