@@ -12,7 +12,7 @@ sittings:
     python -m benchmarks.ladder 0.13M --batch-size 32 --only muloco
     python -m benchmarks.ladder 25M --local-steps 50          # a GPU's
     python -m benchmarks.ladder --plot                        # all that has been measured, over sizes
-    python -m benchmarks.ladder --plot --steps 500            # at equal length
+    python -m benchmarks.ladder --plot --steps 1500           # at equal length
 """
 
 from __future__ import annotations
@@ -134,6 +134,7 @@ class Climb:
         searched: dict[str, tuple[float, ...]] | None = None,
     ) -> None:
         rung = RUNGS[name]
+        num_steps = other_length(name, num_steps)
         self.name = file_name(name, num_steps, batch_size)
         self.rung = replace(rung, steps=num_steps or rung.steps, batch_size=batch_size or rung.batch_size)
         self._searched = {"adamw": rung.adamw, "muon": rung.muon} | (searched or {})
@@ -235,7 +236,12 @@ def report(climb: Climb) -> None:
 def file_name(rung: str, num_steps: int | None, batch_size: int | None = None) -> str:
     """Return what results of a rung are called, behind `ladder-`."""
     parts = [f"{batch_size}-sequences"] if batch_size else []
-    return "-".join([rung, *parts, *([f"{num_steps}-steps"] if num_steps else [])])
+    return "-".join([rung, *parts, *([f"{num_steps}-steps"] if other_length(rung, num_steps) else [])])
+
+
+def other_length(rung: str, num_steps: int | None) -> int | None:
+    """Return `num_steps` where a run of so many is not the rung's own."""
+    return None if num_steps == RUNGS[rung].steps else num_steps
 
 
 def plot(path: Path, num_steps: int | None) -> None:
@@ -249,7 +255,7 @@ def plot(path: Path, num_steps: int | None) -> None:
     sizes = [name for name in sizes if any(name in own for own in lines.values())]
     labels = [f"{name}\n{num_steps or RUNGS[name].steps} steps" for name in sizes]
     all_steps = sorted({steps for _, steps in lines})
-    figure, panels = plt.subplots(1, len(all_steps), figsize=(5 * len(all_steps), 4.5), sharey=True, squeeze=False)
+    figure, panels = plt.subplots(1, len(all_steps), figsize=(5.6 * len(all_steps), 4.5), sharey=True, squeeze=False)
     for axes, steps in zip(panels[0], all_steps, strict=True):
         for number, (method, own) in enumerate((m, line) for (m, h), line in lines.items() if h == steps):
             axes.plot([sizes.index(n) for n in own], list(own.values()), "os^vD*PX"[number % 8] + "-", label=method)
