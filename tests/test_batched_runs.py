@@ -155,7 +155,8 @@ def test_a_rung_with_another_batch_searches_the_rates_of_what_it_measures(ran: l
 def test_the_length_of_the_rung_is_no_other_length(ran: list[ladder.Run]) -> None:
     climb = ladder.Climb("0.13M", num_steps=ladder.RUNGS["0.13M"].steps)
     climb.measure([30], [0], ["muloco"])
-    assert climb.name == "0.13M" and not any(run.more for run in ran)
+    assert climb.name == "0.13M"
+    assert not any(run.more for run in ran)
 
 
 def test_a_narrower_search_tries_the_given_rates_and_no_others(ran: list[ladder.Run]) -> None:
