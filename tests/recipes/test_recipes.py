@@ -1,5 +1,7 @@
 """Every recipe: a complete expression, for any number of workers and any H; what makes it that method."""
 
+from pathlib import Path
+
 import pytest
 from torch import nn
 
@@ -14,6 +16,8 @@ from isthmus.outer import KeepProgress
 from isthmus.recipes import RECIPES, Plan, Recipe, load_config
 from isthmus.recipes.base import outer_sgd, sparse_start_every, warm_start
 from isthmus.transport.local import Local, LocalWorld
+
+PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 
 
 @pytest.mark.parametrize("name", RECIPES.names())
@@ -68,6 +72,18 @@ def test_what_makes_each_method():
     assert isinstance(recipe("sparseloco").compressor.compressor, TopK)
     assert recipe("muloco").inner["optimizer"]["type"] == "muon"
     assert recipe("muloco").compressor.compressor.bits == 2
+
+
+def test_the_page_of_recipes_has_the_inner_optimizers_of_all():
+    rows = [line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    written = {name.strip("`"): inner for name, *_, inner in rows}
+
+    def inside(name):
+        optimizer = {"type": "adamw"} | recipe(name).inner.get("optimizer", {})
+        lr = [f"lr {optimizer['lr']}"] if "lr" in optimizer else []
+        return ", ".join([{"adamw": "AdamW", "muon": "Muon"}[optimizer["type"]], *lr])
+
+    assert written == {name: inside(name) for name in RECIPES.names()}
 
 
 @pytest.mark.parametrize("name", ["eager", "dilocox"])

@@ -109,9 +109,7 @@ TWO_BITS = Quantize(bits=2, block=32, scale_bits=8)  # 2.25 bits a value
 KEPT = 0.5  # share of a worker's own progress that it goes on from while a sync takes a whole round
 PLAIN_SGD: Spec = {"type": "sgd", "lr": 1.0}  # outer, around a decayed residual, which plays the part of momentum
 MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section
-FAST_MUON: dict[str, Any] = {
-    "optimizer": {"type": "muon", "lr": 0.014}
-}  # where a part of the values or directions crosses
+FAST_MUON: dict[str, Any] = {"optimizer": {"type": "muon", "lr": 0.014}}  # where only a part of the values crosses
 MUON_START = 4  # most inner steps between two syncs of the start with Muon inside, where all values cross
 _MOST_MOMENTUM = {"adamw": 0.8, "muon": 0.6}  # outer, by what is inside
 
