@@ -41,7 +41,11 @@ class Watched(ElasticTransport):
         self.elastic.peer_group.peers = peers
 
     def commit(self, peers: Any, ok: bool, fingerprint: bytes = b"") -> bool:
-        self.disturb("vote")
+        try:
+            self.disturb("vote")
+        except TransportError:
+            self.elastic.peer_group.close()  # as a real one is: else the others wait for this vote
+            raise
         committed = super().commit(peers, ok, fingerprint)
         self.disturb("committed")
         return committed
