@@ -192,14 +192,14 @@ def test_train_alone_reports(monkeypatch, capsys, config, tmp_path):
 
 @pytest.mark.parametrize("again", ["the original", "the run's own"])
 def test_a_run_can_be_lengthened(monkeypatch, capsys, config, tmp_path, again):
-    """What its recipe derived from the first length (a warm start of 4 steps, not 6) stays."""
+    """What its recipe derived from the first length (a warm start of 8 steps, not 12) stays."""
     assert isthmus(monkeypatch, "train", config, "--set", "train.steps=16") == 0
     path = config if again == "the original" else tmp_path / "run/config.yaml"
     assert isthmus(monkeypatch, "train", path, "--resume", "--set", "train.steps=24") == 0
     assert "step 24/24" in capsys.readouterr().err
     kept = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     assert kept["train"]["steps"] == 24
-    assert kept["outer"]["schedule"]["warm_start_steps"] == 4
+    assert kept["outer"]["schedule"]["warm_start_steps"] == 8
 
 
 @pytest.mark.processes

@@ -148,7 +148,7 @@ def test_components_go_by_name_and_spec_as_in_a_configuration() -> None:
 
 def test_what_is_not_overridden_is_the_recipes_own() -> None:
     loop = alone("streaming", local_steps=50)
-    assert loop.state.schedule.planned == SyncSchedule(50, 2, 1, 25)
+    assert loop.state.schedule.planned == SyncSchedule(50, 2, 1, 50, 2)
     loop.close()
 
 

@@ -138,8 +138,8 @@ def test_what_the_user_chooses_counts_also_when_a_run_goes_on(path, tmp_path):
     folder = f"train.run_dir={tmp_path}"
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(dump(load_config(path, [folder]))))
     assert (
-        load_config(path, [folder, "outer.schedule.warm_start_steps=3"], resume=True).outer.schedule.warm_start_steps
-        == 3
+        load_config(path, [folder, "outer.schedule.warm_start_steps=6"], resume=True).outer.schedule.warm_start_steps
+        == 6
     )
     other = ["outer.recipe=eager", folder]
     assert load_config(path, other, resume=True) == load_config(path, other)

@@ -14,7 +14,7 @@ from isthmus.config import dump, parse
 from isthmus.core import SyncSchedule
 from isthmus.outer import KeepProgress
 from isthmus.recipes import RECIPES, Plan, Recipe, load_config
-from isthmus.recipes.base import outer_sgd, sparse_start_every, warm_start
+from isthmus.recipes.base import adamw_start, outer_sgd, sparse_start_every, warm_start
 from isthmus.transport.local import Local, LocalWorld
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
@@ -112,14 +112,18 @@ def test_the_outer_optimizer_follows_workers_and_h():
     assert momenta("muon") == [0.125, 0.6, 0.6, 0.6, 0.6]
 
 
-def test_the_warm_start_is_a_quarter_of_the_run_and_at_most_400_steps():
+def test_the_warm_start_is_a_quarter_of_the_run_at_most_400_steps_and_twice_that_with_adamw():
     assert [warm_start(Plan(4, steps)) for steps in (3, 80, 1500, 10**6)] == [0, 20, 375, 400]
     assert warm_start(Plan(4, steps=1000), every=8) == 248
+    assert [adamw_start(Plan(4, steps), 100) for steps in (1500, 10**6)] == [
+        {"warm_start_steps": 750, "warm_start_every": 2},
+        {"warm_start_steps": 800, "warm_start_every": 2},
+    ]
     starts = {name: recipe(name).schedule for name in RECIPES.names() if name != "ddp"}
     assert {name: (each.warm_start_steps, each.warm_start_every) for name, each in starts.items()} == {
-        "diloco": (250, 1),
-        "opendiloco": (250, 1),
-        "streaming": (250, 1),
+        "diloco": (500, 2),
+        "opendiloco": (500, 2),
+        "streaming": (500, 2),
         "eager": (248, 4),
         "dct_momentum": (248, 4),
         "muloco": (248, 4),
@@ -134,8 +138,8 @@ def test_where_few_values_cross_the_start_has_fewer_syncs_before_long_rounds_but
 
 
 def test_the_syncs_of_the_start_are_no_rarer_than_those_after_it():
-    for name in ("muloco", "eager", "dct_momentum", "dilocox", "sparseloco"):
-        for local_steps in (1, 3, 10):
+    for name in RECIPES.names():
+        for local_steps in (1, 3, 10) if name != "ddp" else ():
             schedule = RECIPES.get(name)(Plan(4, 1000, local_steps)).schedule
             assert schedule.warm_start_every <= local_steps
 

@@ -26,7 +26,7 @@ METHODS = {
     "sparseloco": ("outer.recipe=sparseloco", "outer.compressor.compressor.keep=64"),
     "shared momentum": (
         "outer.compressor={type: shared_momentum, compressor: {type: quantize, rounding: stochastic}}",
-        "outer.schedule.warm_start_steps=3",
+        "outer.schedule={warm_start_steps: 3, warm_start_every: 1}",
     ),
     "muloco": ("outer.recipe=muloco",),
 }

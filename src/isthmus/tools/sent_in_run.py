@@ -57,13 +57,18 @@ class MeasuredMethods(BaseModel, frozen=True):
 
 
 def sent_in_run(config: RunConfig, traffic: Mapping[str, SyncTraffic]) -> int:
-    """Return the bytes that a worker sends in the whole run, with those of its synchronous start."""
+    """Return the bytes that a worker sends in the whole run: in its synchronous start, in rounds, and at its end.
+
+    There every fragment is averaged that was not sent after the last step.
+    """
     schedule, steps = config.outer.schedule, config.train.steps
     if schedule is None:
         return steps * sum(each.sent_bytes for each in traffic.values())
-    in_start = min(steps, schedule.warm_start_steps) // schedule.warm_start_every
-    rounds = max(0, steps - schedule.warm_start_steps) // schedule.local_steps
-    return (in_start + rounds) * sum(each.sent_bytes for each in traffic.values())
+    fragments = schedule.num_fragments
+    in_start = min(steps, schedule.warm_start_steps) // schedule.warm_start_every * fragments
+    in_rounds = max(0, steps - schedule.warm_start_steps) // (schedule.local_steps // fragments)
+    at_end = fragments - len(schedule.begins(steps))
+    return (in_start + in_rounds + at_end) * sum(each.sent_bytes for each in traffic.values()) // fragments
 
 
 def describe_sent(config: RunConfig, num_params: int, traffic: Mapping[str, SyncTraffic]) -> Sequence[str]:
