@@ -252,11 +252,11 @@ def other_length(rung: str, num_steps: int | None) -> int | None:
 
 
 def plot(path: Path, num_steps: int | None) -> None:
-    """Draw the gap to `ddp` over the size, a line a method, from the newest results of every rung, of equal length."""
+    """Draw the gap to `ddp` over the size, a line a method, from its newest results at every rung, of equal length."""
     sizes, lines = list(RUNGS), dict[tuple[str, int], dict[str, float]]()
     for name in sizes:
-        for newest in sorted(FOLDER.glob(f"*-ladder-{file_name(name, num_steps)}.json"))[-1:]:
-            for (method, _, steps), percents in gaps(json.loads(newest.read_text())["results"]).items():
+        for dated in sorted(FOLDER.glob(f"*-ladder-{file_name(name, num_steps)}.json")):
+            for (method, _, steps), percents in gaps(json.loads(dated.read_text())["results"]).items():
                 if method != "alone":
                     lines.setdefault((method, steps), {})[name] = statistics.mean(percents)
     sizes = [name for name in sizes if any(name in own for own in lines.values())]
