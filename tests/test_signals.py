@@ -75,6 +75,34 @@ def test_before_anything_is_imported_a_signal_ends_it(config, start, tmp_path, c
     assert not (tmp_path / "run").exists()
 
 
+IN_CALLBACK = """
+import signal, weakref
+from isthmus.signals import heed_signals
+heed_signals()
+class Told: pass
+told = Told()
+{told}
+del told
+print("it went on")
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    "told",
+    [
+        "reference = weakref.ref(told, lambda _: signal.raise_signal({number}))",
+        "Told.__del__ = lambda _: signal.raise_signal({number})",
+    ],
+)
+def test_a_signal_in_a_callback_that_swallows_exceptions_ends_it_too(start, told, number, code):
+    process = start(sys.executable, "-c", IN_CALLBACK.format(told=told.format(number=int(number))))
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == code
+    assert out == ""
+    assert err == ("ended at once by SIGTERM: there was nothing to save\n" if number == signal.SIGTERM else "")
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_one_that_waits_for_the_others_in_vain_is_ended_too(config, start, tmp_path, number, code):
     port = free_port()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ def heed_signals() -> None:
     for number in _CODES:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
+    sys.unraisablehook = _end_if_swallowed
     threading.Thread(target=_watch, args=(reader,), name="isthmus-signals", daemon=True).start()  # with all blocked
     os.register_at_fork(after_in_child=_forget)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -67,6 +69,14 @@ def _end(number: int, frame: FrameType | None) -> None:
         _say_why()
     # no KeyboardInterrupt: where one passes code that C runs (an import), Python ends by SIGINT whoever catches it
     raise SystemExit(_CODES[signal.Signals(number)])
+
+
+def _end_if_swallowed(unraisable: sys.UnraisableHookArgs) -> None:
+    """End the process where `_end` raised in a finalizer or a weak reference's callback: Python would go on."""
+    raised = unraisable.exc_value
+    if _heard.is_set() and isinstance(raised, SystemExit) and isinstance(raised.code, int):
+        os._exit(raised.code)
+    sys.__unraisablehook__(unraisable)
 
 
 def _watch(reader: int) -> None:
