@@ -131,7 +131,7 @@ def test_every_part_of_a_recipe_can_be_overridden() -> None:
 @pytest.mark.parametrize("aggregation", ["trimmed_mean", {"type": "trimmed_mean", "trim": 1}], ids=["name", "spec"])
 def test_an_aggregation_reaches_every_codec_of_the_recipe(aggregation: Any) -> None:
     loop = alone("sparseloco", aggregation=aggregation)
-    topk = TopK(keep=2048, chunk=4096, values=Quantize(bits=2, block=64, scale_bits=8))
+    topk = TopK(keep=4096, chunk=4096, values=Quantize(bits=2, block=64, scale_bits=8))
     assert loop.exchange.compressor == ErrorFeedback(TrimmedMean(topk, trim=1), 0.95)
     loop.close()
 

@@ -30,7 +30,7 @@ def test_each_layer_overrides_the_ones_below(path, monkeypatch):
 
 
 def test_a_method_follows_the_h_that_the_user_chose(path):
-    assert load_config(path, ["outer.recipe=eager", "train.steps=1000"]).outer.schedule.overlap_steps == 40
+    assert load_config(path, ["outer.recipe=eager", "train.steps=3000"]).outer.schedule.overlap_steps == 40
 
 
 def test_without_a_type_a_component_is_refined():

@@ -14,7 +14,7 @@ from isthmus.config import dump, parse
 from isthmus.core import SyncSchedule
 from isthmus.outer import KeepProgress
 from isthmus.recipes import RECIPES, Plan, Recipe, load_config
-from isthmus.recipes.base import adamw_start, outer_sgd, sparse_start_every, warm_start
+from isthmus.recipes.base import outer_sgd, sparse_start_every, warm_start
 from isthmus.transport.local import Local, LocalWorld
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
@@ -87,12 +87,12 @@ def test_the_page_of_recipes_has_the_inner_optimizers_of_all():
 
 
 @pytest.mark.parametrize("name", ["eager", "dilocox"])
-def test_a_delayed_recipe_delays_by_a_whole_round_or_a_sixteenth_of_the_run(name):
+def test_a_delayed_recipe_delays_by_a_whole_round_or_a_32nd_of_the_run(name):
     def tau(local_steps, steps=1000):
         return RECIPES.get(name)(Plan(4, steps, local_steps)).schedule.overlap_steps
 
-    assert [tau(local_steps) for local_steps in (1, 7, 30, 200)] == [1, 7, 30, 47]
-    assert [tau(200, steps) for steps in (10, 300, 4000)] == [1, 14, 200]
+    assert [tau(local_steps, 2000) for local_steps in (1, 7, 32, 200)] == [1, 7, 32, 37]
+    assert [tau(200, steps) for steps in (10, 300, 10**5)] == [1, 4, 200]
 
 
 @pytest.mark.parametrize("transport", ["torch_dist", "torchft"])
@@ -112,29 +112,30 @@ def test_the_outer_optimizer_follows_workers_and_h():
     assert momenta("muon") == [0.125, 0.6, 0.6, 0.6, 0.6]
 
 
-def test_the_warm_start_is_a_quarter_of_the_run_at_most_400_steps_and_twice_that_with_adamw():
-    assert [warm_start(Plan(4, steps)) for steps in (3, 80, 1500, 10**6)] == [0, 20, 375, 400]
-    assert warm_start(Plan(4, steps=1000), every=8) == 248
-    assert [adamw_start(Plan(4, steps), 100) for steps in (1500, 10**6)] == [
-        {"warm_start_steps": 750, "warm_start_every": 2},
-        {"warm_start_steps": 800, "warm_start_every": 2},
-    ]
+def test_the_warm_start_is_half_of_the_run_at_most_800_steps():
+    starts = [warm_start(Plan(4, steps), 100) for steps in (3, 7, 1500, 10**6)]
+    assert [start["warm_start_steps"] for start in starts] == [0, 2, 750, 800]
+    assert {start["warm_start_every"] for start in starts} == {2}
+    assert warm_start(Plan(4, steps=1000), 100, every=16) == {"warm_start_steps": 496, "warm_start_every": 16}
+    assert warm_start(Plan(4, steps=1000), 3, every=16) == {"warm_start_steps": 498, "warm_start_every": 3}
+
+
+def test_the_less_a_recipe_sends_the_fewer_syncs_its_start_has():
     starts = {name: recipe(name).schedule for name in RECIPES.names() if name != "ddp"}
     assert {name: (each.warm_start_steps, each.warm_start_every) for name, each in starts.items()} == {
         "diloco": (500, 2),
         "opendiloco": (500, 2),
         "streaming": (500, 2),
-        "eager": (248, 4),
-        "dct_momentum": (248, 4),
-        "muloco": (248, 4),
-        "dilocox": (248, 8),
-        "sparseloco": (368, 8),
+        "eager": (496, 8),
+        "dct_momentum": (496, 8),
+        "muloco": (496, 8),
+        "dilocox": (496, 16),
+        "sparseloco": (496, 16),
     }
 
 
-def test_where_few_values_cross_the_start_has_fewer_syncs_before_long_rounds_but_30():
-    assert [sparse_start_every(400, local_steps) for local_steps in (4, 30, 40, 100)] == [4, 8, 10, 12]
-    assert [sparse_start_every(steps, 100) for steps in (25, 250, 300, 400, 600)] == [8, 8, 10, 12, 12]
+def test_where_few_values_cross_the_start_has_a_sync_every_16_to_24_steps_and_30_where_it_can():
+    assert [sparse_start_every(Plan(4, steps)) for steps in (100, 1000, 1200, 3000)] == [16, 16, 20, 24]
 
 
 def test_the_syncs_of_the_start_are_no_rarer_than_those_after_it():
@@ -150,7 +151,7 @@ def test_the_fewer_syncs_the_more_each_of_them_sends():
         sparse, low_rank = (RECIPES.get(name)(plan).compressor.compressor for name in ("sparseloco", "dilocox"))
         return sparse.keep, low_rank.rank
 
-    assert [sent(steps) for steps in (1000, 3000, 10**5)] == [(448, 0.96), (192, 0.279), (64, 0.125)]
+    assert [sent(steps) for steps in (1000, 3000, 10**5)] == [(640, 0.999), (256, 0.329), (64, 0.125)]
 
 
 def test_few_syncs_send_everything_once():
@@ -159,7 +160,7 @@ def test_few_syncs_send_everything_once():
         sparse, cosines = (RECIPES.get(name)(plan).compressor.compressor for name in ("sparseloco", "dct_momentum"))
         return sparse.keep, cosines.codec.keep
 
-    assert [sent(local_steps) for local_steps in (30, 200, 1000)] == [(448, 768), (1344, 1536), (4096, 4096)]
+    assert [sent(local_steps) for local_steps in (30, 200, 1000)] == [(640, 1024), (2048, 2048), (4096, 4096)]
 
 
 def my_recipe(plan):

@@ -110,7 +110,7 @@ KEPT = 0.5  # share of a worker's own progress that it goes on from while a sync
 PLAIN_SGD: Spec = {"type": "sgd", "lr": 1.0}  # outer, around a decayed residual, which plays the part of momentum
 MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section
 FAST_MUON: dict[str, Any] = {"optimizer": {"type": "muon", "lr": 0.014}}  # where only a part of the values crosses
-MUON_START = 4  # most inner steps between two syncs of the start with Muon inside, where all values cross
+MUON_START = 8  # inner steps between two syncs of the start with Muon inside, where all values cross
 _MOST_MOMENTUM = {"adamw": 0.8, "muon": 0.6}  # outer, by what is inside
 
 
@@ -127,54 +127,47 @@ def outer_sgd(plan: Plan, local_steps: int, inside: Literal["adamw", "muon"] = "
     return {"type": "sgd", "lr": lr, "momentum": momentum, "nesterov": True}
 
 
-def warm_start(plan: Plan, every: int = 1) -> int:
-    """Inner steps of the synchronous warm start: a quarter of the run, at most 400 (docs/learning.md).
+def warm_start(plan: Plan, local_steps: int, every: int = 2) -> dict[str, int]:
+    """The schedule's warm start: half of the run, at most 800 steps, with a sync at every second one or fewer.
+
+    Rounds of H steps harm most while the learning rate is high, so for equal bytes a start that reaches far, with few
+    syncs, learns more than a short and dense one (docs/learning.md).
 
     Args:
         plan: of the run.
-        every: inner steps between two of its syncs; the result is a multiple.
-    """
-    return min(plan.steps // 4, 400) // every * every
-
-
-def adamw_start(plan: Plan, local_steps: int) -> dict[str, int]:
-    """The schedule's warm start with AdamW inside: a sync at every second step of half of the run, at most 800 steps.
-
-    Rounds of H steps harm most while the learning rate is high, so for equal bytes a start that reaches twice as far
-    with as many syncs learns more (docs/learning.md).
-    """
-    every = min(2, local_steps)
-    return {"warm_start_steps": every * warm_start(plan), "warm_start_every": every}
-
-
-def sparse_start_every(steps: int, local_steps: int) -> int:
-    """Inner steps between two syncs of the start where few values cross: a quarter of a round, 8 to 12, at most H.
-
-    For equal bytes fewer and fuller messages learn more in a start. Where rounds are short its syncs are a small part
-    of all, and fewer of them cost more than they save; so do fewer than 30 of them (docs/log.md, 2026-11-25).
-
-    Args:
-        steps: inner steps of the start.
         local_steps: H.
+        every: inner steps between two of its syncs, or H where that is fewer.
     """
-    return min(local_steps, max(8, min(12, local_steps // 4, steps // 30)))
+    every = min(every, local_steps)
+    return {"warm_start_steps": min(plan.steps // 2, 800) // every * every, "warm_start_every": every}
 
 
-def delay(plan: Plan, local_steps: int, start: int) -> int:
-    """Inner steps that a sync may take (tau) where a method waits a round for it: H, or a sixteenth of the run.
+def sparse_start_every(plan: Plan) -> int:
+    """Inner steps between two syncs of the start where few values cross: 16 to 24, so that 30 of them come or more.
+
+    For equal bytes fewer and fuller messages learn more in a start, but fewer than 30 learn less (docs/log.md,
+    2026-11-28).
+    """
+    return max(16, min(24, plan.steps // 60))
+
+
+def delay(plan: Plan, local_steps: int, start: dict[str, int]) -> int:
+    """Inner steps that a sync may take (tau) where a method waits a round for it: H, or a 32nd of the run.
 
     What workers learn while a sync is under way is half lost, and the last sync's share of the run is the larger the
-    fewer there are, so below 16 of them each must be back sooner (docs/learning.md).
+    fewer there are, so below 32 of them each must be back sooner (docs/learning.md).
 
     Args:
         plan: of the run.
         local_steps: H.
-        start: inner steps of the warm start, which do not count.
+        start: the schedule's warm start, whose steps do not count.
     """
-    return min(local_steps, max(1, (plan.steps - start) // 16))
+    return min(local_steps, max(1, (plan.steps - start["warm_start_steps"]) // 32))
 
 
-def share_to_send(plan: Plan, local_steps: int, start: int, crossings: int, least: float, most: float) -> float:
+def share_to_send(
+    plan: Plan, local_steps: int, start: dict[str, int], crossings: int, least: float, most: float
+) -> float:
     """Part of all values, or of all directions, that cross in a sync: enough for each to cross `crossings` times.
 
     What error feedback still holds when a run ends was learnt in vain, so few syncs must send more each: at most
@@ -183,10 +176,10 @@ def share_to_send(plan: Plan, local_steps: int, start: int, crossings: int, leas
     Args:
         plan: of the run.
         local_steps: H.
-        start: inner steps of the warm start.
+        start: the schedule's warm start.
         crossings: on average, in all syncs after the start.
         least: the smallest part, of long runs: the paper's.
         most: the largest part, of short runs, where that is enough for everything to cross once.
     """
-    syncs = max(1, (plan.steps - start) // local_steps)
+    syncs = max(1, (plan.steps - start["warm_start_steps"]) // local_steps)
     return max(1 / syncs, min(most, max(least, crossings / syncs)))

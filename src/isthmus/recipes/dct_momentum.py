@@ -21,12 +21,11 @@ def dct_momentum(plan: Plan) -> Recipe:
     reaches the anchor. The literal update (`shared_momentum`) lets anchors differ between workers.
     """
     local_steps = plan.local_steps or 128
-    every = min(MUON_START, local_steps)
-    start = warm_start(plan, every)
+    start = warm_start(plan, local_steps, MUON_START)
     share = share_to_send(plan, local_steps, start, crossings=4, least=1 / 16, most=1 / 4)
     keep = _BLOCK * math.ceil(_TILE * share / _BLOCK)
     return Recipe(
-        schedule=SyncSchedule(local_steps, warm_start_steps=start, warm_start_every=every),
+        schedule=SyncSchedule(local_steps, **start),
         compressor=ErrorFeedback(DCT(TopK(keep, values=Quantize(bits=8, block=_BLOCK))), decay=0.95),
         optimizer=PLAIN_SGD,
         inner=FAST_MUON,

@@ -1,7 +1,7 @@
 """DiLoCo (arXiv 2311.08105)."""
 
 from isthmus.core import SyncSchedule
-from isthmus.recipes.base import Plan, Recipe, adamw_start, outer_sgd
+from isthmus.recipes.base import Plan, Recipe, outer_sgd, warm_start
 
 
 def diloco(plan: Plan) -> Recipe:
@@ -13,6 +13,6 @@ def diloco(plan: Plan) -> Recipe:
     """
     local_steps = plan.local_steps or 500
     return Recipe(
-        schedule=SyncSchedule(local_steps, **adamw_start(plan, local_steps)),
+        schedule=SyncSchedule(local_steps, **warm_start(plan, local_steps)),
         optimizer=outer_sgd(plan, local_steps),
     )

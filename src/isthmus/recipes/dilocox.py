@@ -33,12 +33,11 @@ def dilocox(plan: Plan) -> Recipe:
     code: every rank owns inner and outer optimizer of what it holds.
     """
     local_steps = plan.local_steps or 125
-    every = sparse_start_every(warm_start(plan), local_steps)
-    start = warm_start(plan, every)
+    start = warm_start(plan, local_steps, sparse_start_every(plan))
     share = share_to_send(plan, local_steps, start, crossings=24, least=1 / 8, most=1.0)
     rank = round(min(_ALMOST_ALL, share), 3)
     return Recipe(
-        schedule=SyncSchedule(local_steps, 1, delay(plan, local_steps, start), start, every),
+        schedule=SyncSchedule(local_steps, overlap_steps=delay(plan, local_steps, start), **start),
         compressor=ErrorFeedback(LowRank(rank, factors=TWO_BITS, bypass=TWO_BITS), decay=0.8),
         optimizer=PLAIN_SGD,
         merge=KeepProgress(KEPT),

@@ -16,10 +16,9 @@ def eager(plan: Plan) -> Recipe:
     merge is `outer.merge.type=eager`.
     """
     local_steps = plan.local_steps or 30
-    every = min(MUON_START, local_steps)
-    start = warm_start(plan, every)
+    start = warm_start(plan, local_steps, MUON_START)
     return Recipe(
-        schedule=SyncSchedule(local_steps, 1, delay(plan, local_steps, start), start, every),
+        schedule=SyncSchedule(local_steps, overlap_steps=delay(plan, local_steps, start), **start),
         compressor=Float4("E3M0"),
         optimizer=outer_sgd(plan, local_steps, "muon"),
         merge=KeepProgress(KEPT),

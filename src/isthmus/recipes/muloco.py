@@ -12,9 +12,8 @@ def muloco(plan: Plan) -> Recipe:
     bits) it learns less (docs/learning.md).
     """
     local_steps = plan.local_steps or 30
-    every = min(MUON_START, local_steps)
     return Recipe(
-        schedule=SyncSchedule(local_steps, warm_start_steps=warm_start(plan, every), warm_start_every=every),
+        schedule=SyncSchedule(local_steps, **warm_start(plan, local_steps, MUON_START)),
         compressor=ErrorFeedback(TWO_BITS),
         optimizer=outer_sgd(plan, local_steps, "muon"),
         inner=MUON,

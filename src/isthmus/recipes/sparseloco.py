@@ -12,17 +12,14 @@ _CHUNK, _PART = 4096, 64
 def sparseloco(plan: Plan) -> Recipe:
     """Algorithm 1 of arXiv 2508.15706: the largest of every 4096 values in 2 bits, residual decay 0.95, H = 30.
 
-    The paper's 64 in long runs, up to 448 where there are fewer than 256 syncs, and more below nine. The warm start is
-    half as long again as the other recipes': sparse messages need time to gather (docs/learning.md).
+    The paper's 64 in long runs, up to 640 where there are fewer than 256 syncs, and more below seven.
     """
     local_steps = plan.local_steps or 30
-    start = 3 * warm_start(plan) // 2
-    every = sparse_start_every(start, local_steps)
-    start = start // every * every
-    share = share_to_send(plan, local_steps, start, crossings=4, least=1 / 64, most=1 / 9)
+    start = warm_start(plan, local_steps, sparse_start_every(plan))
+    share = share_to_send(plan, local_steps, start, crossings=4, least=1 / 64, most=4 / 25)
     keep = _PART * round(_CHUNK * share / _PART)
     return Recipe(
-        schedule=SyncSchedule(local_steps, warm_start_steps=start, warm_start_every=every),
+        schedule=SyncSchedule(local_steps, **start),
         compressor=ErrorFeedback(TopK(keep, _CHUNK, values=Quantize(bits=2, block=_PART, scale_bits=8)), decay=0.95),
         optimizer=PLAIN_SGD,
         inner=FAST_MUON,

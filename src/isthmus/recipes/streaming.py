@@ -3,7 +3,7 @@
 from isthmus.compress.float4 import Float4
 from isthmus.core import SyncSchedule
 from isthmus.outer import Mix
-from isthmus.recipes.base import Plan, Recipe, adamw_start, outer_sgd
+from isthmus.recipes.base import Plan, Recipe, outer_sgd, warm_start
 
 
 def streaming(plan: Plan) -> Recipe:
@@ -17,7 +17,7 @@ def streaming(plan: Plan) -> Recipe:
     local_steps = plan.local_steps or 100
     fragments = 2 if local_steps % 2 == 0 else 1
     return Recipe(
-        schedule=SyncSchedule(local_steps, fragments, min(1, local_steps - 1), **adamw_start(plan, local_steps)),
+        schedule=SyncSchedule(local_steps, fragments, min(1, local_steps - 1), **warm_start(plan, local_steps)),
         compressor=Float4("E3M0"),
         optimizer=outer_sgd(plan, local_steps),
         merge=Mix(alpha=0.0),
