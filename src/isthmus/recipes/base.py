@@ -130,8 +130,8 @@ def outer_sgd(plan: Plan, local_steps: int, inside: Literal["adamw", "muon"] = "
 def warm_start(plan: Plan, local_steps: int, every: int = 2) -> dict[str, int]:
     """The schedule's warm start: half of the run, at most 800 steps, with a sync at every second one or fewer.
 
-    Rounds of H steps harm most while the learning rate is high, so for equal bytes a start that reaches far, with few
-    syncs, learns more than a short and dense one (docs/learning.md).
+    Rounds of H steps harm most while the learning rate is high, so where they are long a start that reaches far, with
+    few syncs, learns more for equal bytes than a short and dense one (docs/learning.md).
 
     Args:
         plan: of the run.
@@ -143,10 +143,10 @@ def warm_start(plan: Plan, local_steps: int, every: int = 2) -> dict[str, int]:
 
 
 def sparse_start_every(plan: Plan) -> int:
-    """Inner steps between two syncs of the start where few values cross: 16 to 24, so that 30 of them come or more.
+    """Inner steps between two syncs of the start where few values cross: 16 to 24, as many as leave it 30 syncs.
 
-    For equal bytes fewer and fuller messages learn more in a start, but fewer than 30 learn less (docs/log.md,
-    2026-11-28).
+    There fewer and fuller messages learn as much with fewer bytes, but fewer than 30 of them learn less (docs/log.md,
+    2026-11-28). Runs of less than 1,000 steps have fewer all the same.
     """
     return max(16, min(24, plan.steps // 60))
 
