@@ -28,6 +28,7 @@ from isthmus.data import DataSet, open_batches
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES
 from isthmus.inner.step import Batch
 from isthmus.models import ModelSpec
+from isthmus.outer.gradients import GRADIENTS
 from isthmus.recipes import load_config
 from isthmus.spec import build
 from isthmus.train import assemble
@@ -209,8 +210,8 @@ class Workers:
         for batches in zip(*own):  # noqa: B905 (none of them ends)
             yield {name: torch.cat([batch[name] for batch in batches])[order] for name in batches[0]}
 
-    def train_step(self, step: int, batch: Batch) -> None:
-        """Take one inner step of all workers."""
+    def train_step(self, step: int, batch: Batch, outer: OuterLoops | None = None) -> None:
+        """Take one inner step of all workers, whose outer loops may average their gradients."""
         factor = self._lr_factor(step)
         for group, peak in zip(self.optimizer.param_groups, self._peak_lrs, strict=True):
             group["lr"] = peak * factor
@@ -219,6 +220,8 @@ class Workers:
         with self._autocast:
             loss = self.stacked({name: tensor.to(self.device) for name, tensor in batch.items()})
         (loss * self.num_models).backward()  # the sum of the workers' means
+        if outer is not None:
+            outer.each(lambda loop, model: loop.average_gradients(model.parameters()), self.models)
         self._clip(grads)
         self.optimizer.step()
 
@@ -252,23 +255,25 @@ class OuterLoops:
         world = LocalWorld(workers.num_models, weights=workers.shares.weights)
         pairs = [(model, Local(world, rank)) for rank, model in enumerate(workers.models)]
         config = workers.config
-        self.loops: list[OuterLoopMethod] = self._each(lambda pair: assemble.build_outer_loop(config, *pair), pairs)
+        built = self._pool.map(lambda pair: assemble.build_outer_loop(config, *pair), pairs)
+        self.loops: list[OuterLoopMethod] = list(built)
 
     def step(self) -> list[list[SyncReport]]:
         """Return the reports of every worker."""
-        return self._each(lambda loop: loop.step(), self.loops)
+        return self.each(lambda loop, _: loop.step(), self.loops)
 
     def finish(self) -> list[list[SyncReport]]:
         """End the run; return the reports of every worker."""
-        return self._each(lambda loop: loop.finish(), self.loops)
+        return self.each(lambda loop, _: loop.finish(), self.loops)
 
     def close(self) -> None:
         """End the threads."""
-        self._each(lambda loop: loop.close(), self.loops)
+        self.each(lambda loop, _: loop.close(), self.loops)
         self._pool.shutdown()
 
-    def _each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-        return list(self._pool.map(function, items))
+    def each(self, function: Callable[[OuterLoopMethod, Any], Any], items: Iterable[Any]) -> list[Any]:
+        """Return what a function returns of every worker's outer loop and item, each on a thread of its own."""
+        return list(self._pool.map(function, self.loops, items))
 
 
 def train(workers: Workers) -> RunResult:
@@ -283,7 +288,7 @@ def train(workers: Workers) -> RunResult:
     with closing(OuterLoops(workers)) as outer:
         first = outer.loops[0]
         for step, batch in steps:
-            workers.train_step(step, batch)
+            workers.train_step(step, batch, outer)
             _note(result, step + 1, outer.step())
             if (step + 1) % (config.train.eval_every or config.train.steps) == 0 and step + 1 < config.train.steps:
                 with first.anchored():
@@ -300,6 +305,8 @@ def _note(result: RunResult, step: int, reports: list[list[SyncReport]]) -> None
         if not all(report.committed for report in of_sync):
             raise ValueError(f"a sync was refused: {of_sync[0].reason}")
         result.sent_bytes += of_sync[0].sent_bytes
+        if of_sync[0].fragment == GRADIENTS:
+            continue
         result.cosines.append((step, sum(report.cosine for report in of_sync) / len(of_sync)))
         result.norms.append((step, of_sync[0].norm))
 

@@ -33,6 +33,7 @@ from isthmus.inner.step import Batch
 from isthmus.models import ModelSpec
 from isthmus.recipes import load_config
 from isthmus.train import assemble
+from isthmus.train.method import OuterLoopMethod
 
 CONFIG = Path(__file__).parents[1] / "examples/resnet.yaml"
 OUTPUT = Path("runs/digit_classes")
@@ -64,17 +65,27 @@ def only(samples: NumberedSamples, label: int) -> NumberedSamples:
 
 
 class WorkersInTurn(batched.Workers):
-    """Workers whose models are trained one after the other: batch norm cannot be stacked."""
+    """Workers whose models are trained one by one: batch norm cannot be stacked."""
 
     def build_steps(self) -> None:
         """Build the inner step of every model."""
         self.inner_steps = [assemble.build_inner_step(self.config, model) for model in self.models]
 
-    def train_step(self, step: int, batch: Batch) -> None:
+    def train_step(self, step: int, batch: Batch, outer: batched.OuterLoops | None = None) -> None:
         """Take one inner step of every model; they count the steps themselves."""
-        own = zip(*(tensor.chunk(self.num_models) for tensor in batch.values()), strict=True)
-        for inner_step, tensors in zip(self.inner_steps, own, strict=True):
-            inner_step(dict(zip(batch, tensors, strict=True)))
+        shares = zip(*(tensor.chunk(self.num_models) for tensor in batch.values()), strict=True)
+        own = [dict(zip(batch, tensors, strict=True)) for tensors in shares]
+        if outer is None:
+            for inner_step, share in zip(self.inner_steps, own, strict=True):
+                inner_step(share)
+            return
+
+        def train(loop: OuterLoopMethod, pair: tuple[Any, Batch]) -> None:
+            inner_step, share = pair
+            inner_step.average_gradients = loop.average_gradients
+            inner_step(share)
+
+        outer.each(train, list(zip(self.inner_steps, own, strict=True)))
 
 
 @torch.no_grad()

@@ -94,7 +94,7 @@ def test_the_weights_of_amounts_are_those_of_the_mean(
     config = load_tiny(tmp_path, ["outer.recipe=diloco", *plainly])
     workers = batched.Workers(config, batched.Amounts(AMOUNTS, weighted))
     with closing(batched.OuterLoops(workers)) as outer:
-        workers.train_step(config.train.steps // 2, next(workers.open_batches()))
+        workers.train_step(config.train.steps // 2, next(workers.open_batches()), outer)
         learnt = [nn.utils.parameters_to_vector(model.parameters()).detach() for model in workers.models]
         outer.step()
     expected = sum(weight * vector for weight, vector in zip(weights, learnt, strict=True))

@@ -54,7 +54,7 @@ def test_digits_are_one_a_worker_or_dealt_to_all_alike(dealt: bool, expected: li
 def test_statistics_are_a_workers_own_until_a_sync() -> None:
     workers = WorkersInTurn(load_small("outer.recipe=diloco"), Digits(("3", "5", "8"), dealt=False))
     with closing(batched.OuterLoops(workers)) as outer:
-        workers.train_step(0, next(workers.open_batches()))
+        workers.train_step(0, next(workers.open_batches()), outer)
         first, *others = [buffers(model) for model in workers.models]
         assert not any(torch.equal(first, other) for other in others)
         outer.step()

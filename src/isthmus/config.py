@@ -143,6 +143,8 @@ class OuterConfig(Section):
     merge: Annotated[Spec, _component(MERGES, "outer.merge")] | None = None
     optimizer: Annotated[Spec, BeforeValidator(_read_outer_optimizer)] | None = None
     split: Annotated[str, AfterValidator(_known_split)] = "whole"
+    # how gradients are averaged at every step of the warm start; None: each worker steps by its own
+    gradient_compressor: Annotated[Spec, _component(COMPRESSORS, "outer.gradient_compressor")] | None = None
     hash_every: NonNegativeInt = 10  # rounds between two comparisons of a fragment's hash
     guard: Annotated[Guard, _plain(Guard, "outer.guard", "max_norm_factor")] = Guard()  # who is left out of a sync
     # when all workers go back to the anchors of the last good evaluation; None: never
@@ -155,6 +157,13 @@ def build_compressor(outer: OuterConfig) -> Compressor:
     """Return the compressor of a configuration with an outer loop, which takes the mean that was chosen."""
     assert outer.compressor is not None
     return with_aggregation(build(COMPRESSORS, outer.compressor), outer.aggregation)
+
+
+def build_gradient_compressor(outer: OuterConfig) -> Compressor | None:
+    """Return what takes the mean of gradients in the warm start, which is the mean that was chosen; None: nothing."""
+    if outer.gradient_compressor is None:
+        return None
+    return with_aggregation(build(COMPRESSORS, outer.gradient_compressor), outer.aggregation)
 
 
 def with_aggregation(compressor: Compressor, spec: Spec) -> Compressor:

@@ -65,13 +65,18 @@ def test_a_full_delay_finishes_an_empty_sync_at_the_first_boundary() -> None:
     assert [schedule.blocking(step) for step in (3, 4, 7)] == [True, False, False]
 
 
+def test_the_start_ends_with_a_sync() -> None:
+    schedule = SyncSchedule(local_steps=4, num_fragments=2, warm_start_steps=5, warm_start_every=2)
+    assert [step for step in range(1, 8) if schedule.begins(step) == [0, 1]] == [2, 4, 5]
+    assert [schedule.begins(step) for step in (6, 7, 8, 9)] == [[], [0], [], [1]]
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"local_steps": 0}, "at least 1"),
         ({"local_steps": 10, "num_fragments": 3}, "local_steps 10 is not divisible by num_fragments 3"),
         ({"local_steps": 10, "overlap_steps": 11}, "overlap_steps 11 is more than local_steps 10"),
-        ({"local_steps": 10, "warm_start_steps": 5, "warm_start_every": 2}, "warm_start_steps 5 is not divisible"),
     ],
 )
 def test_impossible_schedules_are_refused_in_one_line(fields: dict[str, int], message: str) -> None:

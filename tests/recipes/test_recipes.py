@@ -113,10 +113,9 @@ def test_the_outer_optimizer_follows_workers_and_h():
 
 
 def test_the_warm_start_is_half_of_the_run_at_most_800_steps():
-    starts = [warm_start(Plan(4, steps), 100) for steps in (3, 7, 1500, 10**6)]
-    assert [start["warm_start_steps"] for start in starts] == [0, 2, 750, 800]
-    assert {start["warm_start_every"] for start in starts} == {2}
-    assert warm_start(Plan(4, steps=1000), 100, every=16) == {"warm_start_steps": 496, "warm_start_every": 16}
+    starts = [warm_start(Plan(4, steps), 100, every=16) for steps in (3, 7, 1500, 10**6)]
+    assert [start["warm_start_steps"] for start in starts] == [0, 0, 736, 800]
+    assert {start["warm_start_every"] for start in starts} == {16}
     assert warm_start(Plan(4, steps=1000), 3, every=16) == {"warm_start_steps": 498, "warm_start_every": 3}
 
 
@@ -132,6 +131,27 @@ def test_the_less_a_recipe_sends_the_fewer_syncs_its_start_has():
         "dilocox": (496, 16),
         "sparseloco": (496, 16),
     }
+
+
+def test_where_the_loop_averages_gradients_those_with_adamw_inside_do_so_in_their_start():
+    plan = Plan(4, 1000, averages_gradients=True)
+    made = {name: RECIPES.get(name)(plan) for name in RECIPES.names() if name != "ddp"}
+    assert {name: each.gradient_compressor for name, each in made.items() if each.gradient_compressor} == {
+        "diloco": Cast(),
+        "opendiloco": Cast("bfloat16"),
+        "streaming": Float4("E3M0"),
+    }
+    assert {name: made[name].schedule.warm_start_every for name in ("diloco", "streaming", "muloco")} == {
+        "diloco": 50,
+        "streaming": 50,
+        "muloco": 8,
+    }
+
+
+def test_a_run_whose_workers_come_and_go_averages_weights_alone():
+    outer = load_config(None, ["outer.recipe=diloco", "outer.transport.type=torchft"]).outer
+    assert outer.gradient_compressor is None
+    assert outer.schedule.warm_start_every == 2
 
 
 def test_where_few_values_cross_the_start_has_a_sync_every_16_to_24_steps_and_30_where_it_can():

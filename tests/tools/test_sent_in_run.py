@@ -13,7 +13,7 @@ from isthmus.config import RunConfig
 from isthmus.models import outline
 from isthmus.recipes import load_config
 from isthmus.tools.sent_in_run import MeasuredMethod, MeasuredMethods, describe_sent, sent_in_run
-from isthmus.tools.sync_traffic import sync_traffic
+from isthmus.tools.sync_traffic import gradient_traffic, sync_traffic
 from isthmus.train.assemble import build_model_spec
 
 TINY = ROOT / "examples/tiny.yaml"
@@ -44,7 +44,9 @@ def test_identity_a_run_sends_what_is_said_of_it(tmp_path: Path, recipe: str, st
         overrides.append("outer.schedule.num_fragments=4")
     config = load_config(path, overrides)
     # reports are a twentieth of what so small a model sends, and their numbers are shorter where all is zero
-    assert sent_in_run(config, sync_traffic(config)) == pytest.approx(batched.run(path, overrides).sent_bytes, rel=0.06)
+    traffic = sync_traffic(config), gradient_traffic(config, outline(build_model_spec(config)))
+    assert (traffic[1] is not None) == (recipe in ("diloco", "streaming"))
+    assert sent_in_run(config, *traffic) == pytest.approx(batched.run(path, overrides).sent_bytes, rel=0.06)
 
 
 def test_without_an_outer_loop_every_step_counts() -> None:
@@ -56,7 +58,7 @@ def test_without_an_outer_loop_every_step_counts() -> None:
 
 
 def test_a_run_that_ends_within_its_start_has_no_rounds() -> None:
-    config = config_of("diloco", 10, "outer.schedule.warm_start_steps=20")
+    config = config_of("muloco", 10, "outer.schedule.warm_start_steps=20", "outer.schedule.warm_start_every=2")
     traffic = sync_traffic(config)
     assert sent_in_run(config, traffic) == 5 * sum(each.sent_bytes for each in traffic.values())
 

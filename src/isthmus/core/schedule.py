@@ -14,7 +14,7 @@ class SyncSchedule:
     a delay of one whole round (Eager Updates, DiLoCoX).
 
     `warm_start_steps` inner steps come before all this: there every fragment is synced after every
-    `warm_start_every`-th step, blocking, and the anchor becomes the plain mean of the workers.
+    `warm_start_every`-th step and after the last, blocking, and the anchor becomes the plain mean of the workers.
     """
 
     local_steps: int
@@ -34,11 +34,6 @@ class SyncSchedule:
             raise UserError(f"schedule: local_steps {H} is not divisible by num_fragments {P}: choose a multiple")
         if tau > H:
             raise UserError(f"schedule: overlap_steps {tau} is more than local_steps {H}; choose at most {H}")
-        if self.warm_start_steps % self.warm_start_every:
-            raise UserError(
-                f"schedule: warm_start_steps {self.warm_start_steps} is not divisible by "
-                f"warm_start_every {self.warm_start_every}: choose a multiple, or set both"
-            )
 
     def warm(self, step: int) -> bool:
         """Whether inner step `step` (counted from 1) belongs to the synchronous warm start."""
@@ -47,7 +42,8 @@ class SyncSchedule:
     def begins(self, step: int) -> list[int]:
         """Return the fragments captured and sent after inner step `step`, in the order of sending."""
         if self.warm(step):
-            return list(range(self.num_fragments)) if step % self.warm_start_every == 0 else []
+            due = step % self.warm_start_every == 0 or step == self.warm_start_steps
+            return list(range(self.num_fragments)) if due else []
         phase = (step - self.warm_start_steps) % self.local_steps
         interval = self.local_steps // self.num_fragments
         return [] if phase % interval else [(phase // interval - 1) % self.num_fragments]

@@ -27,6 +27,7 @@ class StepOptions(TypedDict, total=False):
     micro_batch_size: int | None
     clip_norm: float | None
     precision: Precision
+    average_gradients: Callable[[list[nn.Parameter]], None] | None
 
 
 class SupervisedStep:
@@ -48,6 +49,7 @@ class SupervisedStep:
         micro_batch_size: int | None = None,
         clip_norm: float | None = 1.0,
         precision: Precision = "float32",
+        average_gradients: Callable[[list[nn.Parameter]], None] | None = None,
         compile: bool = False,  # noqa: A002 (the word users know)
         device_mesh: DeviceMesh | None = None,
     ) -> None:
@@ -60,6 +62,8 @@ class SupervisedStep:
             micro_batch_size: samples per forward pass; None takes the batch whole.
             clip_norm: largest Euclidean norm of the gradient of the whole batch; None does not clip.
             precision: of the forward pass (autocast); weights, gradients and optimizer stay as they are.
+            average_gradients: called with the parameters before their gradients are clipped, to replace them by the
+                mean of all workers; None: they stay this worker's own.
             compile: have torch compile the model, in place, in its first steps.
             device_mesh: of a worker of several ranks, which all make the same calls, each with its slice of the batch
                 (equal slices; the same one along pp and tp); loss, norm and skipping are the worker's.
@@ -74,6 +78,7 @@ class SupervisedStep:
         self.micro_batch_size = micro_batch_size
         self.clip_norm = clip_norm
         self.device_mesh = device_mesh
+        self.average_gradients = average_gradients
         self.progress = 0  # step of the whole run that comes next
         self.skipped_steps = 0
         self._compiler_errors = readable_compiler_errors if compile else nullcontext
@@ -104,6 +109,8 @@ class SupervisedStep:
         with self._compiler_errors():
             loss = self._accumulate(batch)
         self._scaler.unscale_(self.optimizer)
+        if self.average_gradients is not None:
+            self.average_gradients(self._params)
         norm = self._clip()
         skipped = not math.isfinite(norm)
         if skipped:

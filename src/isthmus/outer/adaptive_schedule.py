@@ -39,7 +39,9 @@ class AdaptiveSchedule:
 
     def round_steps(self, step: int) -> int:
         """Return the length of the round that is finished at `step`."""
-        return self.planned.warm_start_every if self.warm(step) else self.schedule.local_steps
+        if not self.warm(step):
+            return self.schedule.local_steps
+        return (step - 1) % self.planned.warm_start_every + 1  # the last of a start may be shorter
 
     def adapt(self, step: int) -> None:
         """Make a round that begins after `step` as long as the messages are large."""

@@ -1,15 +1,18 @@
 """The outer loop: when the syncs of a run begin, arrive and finish."""
 
 import logging
+from collections.abc import Iterable
 from functools import partial
 
 import torch
+from torch import nn
 
 from isthmus.compress.base import Compressor
-from isthmus.core import Fragment, State, SyncReport, SyncSchedule
+from isthmus.core import Fragment, State, SyncReport, SyncSchedule, UserError
 from isthmus.outer.anchor import adopt_anchors, compare_anchors, worker_fingerprint
 from isthmus.outer.communication_thread import CommunicationThread
 from isthmus.outer.dynamic_local_steps import DynamicLocalSteps
+from isthmus.outer.gradients import GradientMean, check_gradient_compressor
 from isthmus.outer.guard import Guard
 from isthmus.outer.in_flight import Sync
 from isthmus.outer.merge import Merge, Replace, check_parts
@@ -40,6 +43,8 @@ class OuterLoop:
         guard: what a contribution must be like not to be left out.
         offload: where outer state stays between syncs.
         rollback: when all go back to the last good anchors; None: never.
+        gradient_compressor: how the mean of gradients is taken in the schedule's warm start; None: each worker steps
+            by its own.
 
     Raises:
         Drift: anchors that must be equal are not, as when workers start from different weights.
@@ -59,8 +64,10 @@ class OuterLoop:
         guard: Guard = Guard(),  # noqa: B008 (a frozen value)
         offload: Offload = Offload(),  # noqa: B008 (a frozen value)
         rollback: Rollback | None = None,
+        gradient_compressor: Compressor | None = None,
     ) -> None:
         check_parts(fragments, schedule, compressor, transport, merge)
+        check_gradient_compressor(gradient_compressor, transport)
         self.state = OuterState(fragments, schedule, outer_optimizer, merge, offload, transport.elastic, rollback)
         self.transport, self.steps = transport, steps
         self.exchange = Exchange(compressor, transport, guard, merge, hash_every, len(fragments), self.state.offload)
@@ -68,6 +75,10 @@ class OuterLoop:
         self._reports: list[SyncReport] = []
         self._thread = CommunicationThread(fragments[0].device)
         transport.join(self.state)
+        self._gradient_mean = None
+        if gradient_compressor is not None and transport.num_workers > 1:
+            self._gradient_mean = GradientMean(gradient_compressor, transport, guard, self.state.gradient_state)
+        self._gradients_are_averaged = False  # in the present inner step
         try:
             self._thread.run(partial(compare_anchors, fragments, transport, self.state.propose(len(fragments) - 1)))
         except Behind:
@@ -83,9 +94,32 @@ class OuterLoop:
         """
         return bool(self.state.elastic_state.get("version", 0) > 1)
 
+    @property
+    def averages_gradients(self) -> bool:
+        """Whether the present inner step belongs to a start in which workers average their gradients."""
+        return self._gradient_mean is not None and self.state.schedule.warm(self.state.inner_steps + 1)
+
+    @torch.no_grad()
+    def average_gradients(self, params: Iterable[nn.Parameter]) -> None:
+        """Replace the gradients of `params` by their mean over workers; after the start of the run do nothing.
+
+        Call it between every backward pass and what reads gradients, such as clipping: all workers make the same calls.
+        A gradient that is not finite is left out of the mean; where nothing is left, the mean is nan on all workers.
+        """
+        if self.averages_gradients:
+            assert self._gradient_mean is not None
+            self._reports.append(self._gradient_mean.replace(params, self.state.inner_steps + 1, self._thread))
+            self._gradients_are_averaged = True
+
     @torch.no_grad()
     def step(self) -> list[SyncReport]:
         """Count one inner step; begin and finish the syncs that are due. Returns a report per finished sync."""
+        if self.averages_gradients and not self._gradients_are_averaged:
+            raise UserError(
+                "workers average their gradients in the start of this run: call "
+                "outer_loop.average_gradients(model.parameters()) between backward() and the step of the optimizer"
+            )
+        self._gradients_are_averaged = False
         self.state.count_inner_step()
         for _ in range(self.local_steps.end_step(self.transport.now())):
             self._advance()

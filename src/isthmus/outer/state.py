@@ -41,6 +41,7 @@ class OuterState:
         outer_steps: syncs sent, over all fragments.
         phase: "training", then at the end of the run "finishing" what is in flight, "averaging" the rest, "finished".
         in_flight: by the index of its fragment.
+        gradient_state: what guard and compressor remember of the gradients that were averaged.
         elastic_state: what an elastic world remembered after the last finished sync; empty in a static world.
     """
 
@@ -63,6 +64,7 @@ class OuterState:
         self.inner_steps = self.outer_steps = 0
         self.phase: Phase = "training"
         self.in_flight: dict[int, Sync] = {}
+        self.gradient_state: State = {}
         self.elastic_state: State = {} if elastic is None else elastic.state_dict()
         self.lock = threading.Lock()
 
@@ -174,6 +176,7 @@ class OuterState:
                 for fragment in self.fragments
             ],
             "in_flight": [sync.state_dict() for sync in self.in_order()],
+            "gradient_state": copy_dicts(self.gradient_state),
             **self.rollbacks.state_dict(),
         }
 
@@ -182,6 +185,8 @@ class OuterState:
         state = with_present_names(state_dict)
         self._load_shared(state)
         self.rollbacks.load_own(state)
+        self.gradient_state.clear()
+        self.gradient_state.update(state.get("gradient_state", {}))
         self.in_flight = {}
         for fragment, saved in zip(self.fragments, state["fragments"], strict=True):
             fragment.state, fragment.num_steps = copy_dicts(saved["state"]), saved.get("num_steps", 0)

@@ -90,7 +90,7 @@ class Exchange:
         average = self._average(sync, fragment, state, peers)
         sync.excluded = sync.excluded or peers.rank in average.left_out
         committed, undecided, reason = self._vote(sync, fragment, peers, average.reason)
-        sent_bytes, received_bytes, message_fraction = _of_worker(peers, self.compressor.message_fraction(state))
+        sent_bytes, received_bytes, message_fraction = traffic_of_worker(peers, self.compressor.message_fraction(state))
         end = self.transport.now()
         report = SyncReport(
             outer_step=sync.outer_step,
@@ -131,7 +131,7 @@ class Exchange:
             if isinstance(error, PeerLost | Drift) and self._is_fatal(error):
                 raise
             average.reason = str(error)
-        average.norm, average.cosine, faulty = _compare(average.mean, average.local, faulty, peers)
+        average.norm, average.cosine, faulty = compare(average.mean, average.local, faulty, peers)
         if faulty:
             average.left_out = average.left_out | dict.fromkeys(faulty, "its message is not finite")
             average.reason = str(NotFinite(faulty))
@@ -182,14 +182,14 @@ class Exchange:
         return isinstance(error, RankLost) or not self.transport.limits.elastic
 
 
-def _of_worker(peers: Peers, message_fraction: float) -> tuple[int, int, float]:
+def traffic_of_worker(peers: Peers, message_fraction: float) -> tuple[int, int, float]:
     """Return the bytes sent and received by all ranks of this worker, and the largest of their message fractions."""
     own = torch.tensor([peers.sent_bytes, peers.received_bytes, message_fraction], dtype=torch.float64)
     parts = torch.stack([part for (part,) in peers.worker_group.all_gather([own])])
     return int(parts[:, 0].sum()), int(parts[:, 1].sum()), float(parts[:, 2].amax())
 
 
-def _compare(mean: Tensors, local: Tensors, faulty: list[int], peers: Peers) -> tuple[float, float, list[int]]:
+def compare(mean: Tensors, local: Tensors, faulty: list[int], peers: Peers) -> tuple[float, float, list[int]]:
     """Return, of the whole worker, the mean's norm, its cosine with the local one, and the ranks found faulty."""
     squares, own_squares, product = 0.0, 0.0, 0.0
     for m, o in zip(mean, local, strict=False):

@@ -35,6 +35,10 @@ class Overrides(TypedDict, total=False):
     overlap_steps: int  # inner steps between sending a fragment and finishing its sync
     warm_start_steps: int  # inner steps at the start of the run that are synced more often
     warm_start_every: int  # inner steps between two syncs of the warm start
+    # whether the training loop calls `outer_loop.average_gradients(model.parameters())` after every backward pass: then
+    # the recipe may have workers average their gradients in the warm start
+    averages_gradients: bool
+    gradient_compressor: Compressor | Spec | str | None  # how their mean is taken; None: each worker steps by its own
     compressor: Compressor | Spec | str  # how the mean of the workers' pseudo-gradients is taken in few bytes
     aggregation: Spec | str  # what becomes of the workers' messages: "mean", or a robust one such as "median"
     merge: Merge | Spec | str  # how a new anchor and the local parameters combine
@@ -51,6 +55,7 @@ class Overrides(TypedDict, total=False):
     offload: str | None  # "cpu" keeps anchors and other outer state in CPU memory between syncs
 
 
+_PARTS = ("schedule", "compressor", "merge", "optimizer", "split", "gradient_compressor")
 _OF_SCHEDULE = ("num_fragments", "overlap_steps", "warm_start_steps", "warm_start_every")
 
 
@@ -96,12 +101,12 @@ def attach(
         convert(steps, PositiveInt, "steps"),
         convert(local_steps, PositiveInt | None, "local_steps"),
         kind.limits.elastic,
+        convert(overrides.get("averages_gradients", False), bool, "averages_gradients") and not kind.limits.elastic,
     )
     method = _override(make_recipe(recipe, plan), overrides)
     options = _options(plan, overrides)
     if spec is not None:
-        shared_config = _shared_config(method, plan, state_dict)
-        shared_config |= {name: str(options[name]) for name in ("guard", "rollback")}
+        shared_config = _shared_config(method, plan, options, state_dict)
         given = {"shared_config": shared_config, "expected_workers": num_workers, "ranks_per_worker": ranks_per_worker}
         if kind.limits.elastic:
             given["resumes"] = state_dict is not None
@@ -142,13 +147,13 @@ def _num_workers(kind: Any, ranks_per_worker: int) -> int:
     return max(1, started, known if isinstance(known, int) else 1)
 
 
-def _shared_config(method: Recipe, plan: Plan, state_dict: State | None) -> dict[str, str]:
+def _shared_config(method: Recipe, plan: Plan, options: Mapping[str, Any], state_dict: State | None) -> dict[str, str]:
     """Return what all workers must have alike, as they tell one another when they join."""
-    parts = {name: getattr(method, name) for name in ("schedule", "compressor", "merge", "optimizer", "split")}
+    parts = {name: getattr(method, name) for name in _PARTS}
     known = {name: str(part) for name, part in parts.items() if is_dataclass(part) or isinstance(part, str | dict)}
     if not plan.elastic:
         known["inner steps of the resumed state"] = str(state_dict["inner_steps"] if state_dict else 0)
-    return known | {"steps": str(plan.steps)}
+    return known | {"steps": str(plan.steps), **{name: str(options[name]) for name in ("guard", "rollback")}}
 
 
 def _override(recipe: Recipe, overrides: Overrides) -> Recipe:
@@ -161,6 +166,9 @@ def _override(recipe: Recipe, overrides: Overrides) -> Recipe:
     if "aggregation" in given:
         aggregation = complete(AGGREGATIONS, _as_spec(AGGREGATIONS, given["aggregation"]), "aggregation", ("codec",))
         parts["compressor"] = with_aggregation(parts.get("compressor", recipe.compressor), aggregation)
+    if "gradient_compressor" in overrides:
+        compressor = overrides["gradient_compressor"]
+        parts["gradient_compressor"] = compressor and _component(COMPRESSORS, Compressor, compressor)
     if "merge" in given:
         parts["merge"] = _component(MERGES, Merge, given["merge"])
     if "optimizer" in given:

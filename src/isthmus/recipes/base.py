@@ -26,6 +26,7 @@ class Plan:
     steps: int  # inner steps of the whole run
     local_steps: int | None = None  # H, where the user has chosen it
     elastic: bool = False  # workers may come and go: they need equal anchors
+    averages_gradients: bool = False  # the training loop calls `OuterLoop.average_gradients`
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Recipe:
     merge: Merge = field(default_factory=Replace)
     split: str = "whole"
     inner: dict[str, Any] = field(default_factory=dict)  # defaults of the inner section
+    # how gradients are averaged in the warm start; None: each worker steps by its own
+    gradient_compressor: Compressor | None = None
 
     def outer_loop(
         self,
@@ -59,7 +62,7 @@ class Recipe:
         spec = self.optimizer
         outer_optimizer = spec if callable(spec) else factory(OUTER_OPTIMIZERS, spec, "params")
         parts = (fragments, self.schedule, self.compressor, transport, outer_optimizer, self.merge)
-        loop = OuterLoop(*parts, offload=offload, **options)
+        loop = OuterLoop(*parts, offload=offload, gradient_compressor=self.gradient_compressor, **options)
         if state_dict is not None and not loop.has_caught_up:
             loop.load_state_dict(dict(state_dict))
         return loop
@@ -128,7 +131,7 @@ def outer_sgd(plan: Plan, local_steps: int, inside: Literal["adamw", "muon"] = "
 
 
 def warm_start(plan: Plan, local_steps: int, every: int = 2) -> dict[str, int]:
-    """The schedule's warm start: half of the run, at most 800 steps, with a sync at every second one or fewer.
+    """The schedule's warm start: half of the run, at most 800 steps, in whole intervals between its syncs.
 
     Rounds of H steps harm most while the learning rate is high, so where they are long a start that reaches far, with
     few syncs, learns more for equal bytes than a short and dense one (docs/learning.md).
@@ -140,6 +143,14 @@ def warm_start(plan: Plan, local_steps: int, every: int = 2) -> dict[str, int]:
     """
     every = min(every, local_steps)
     return {"warm_start_steps": min(plan.steps // 2, 800) // every * every, "warm_start_every": every}
+
+
+def start_every(plan: Plan) -> int:
+    """Inner steps between two syncs of the start with AdamW inside.
+
+    Where gradients are averaged workers step alike, and few syncs keep them together.
+    """
+    return min(50, max(1, plan.steps // 2)) if plan.averages_gradients else 2
 
 
 def sparse_start_every(plan: Plan) -> int:

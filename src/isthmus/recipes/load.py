@@ -21,7 +21,7 @@ from isthmus.transport import TRANSPORTS
 ENVIRONMENT_PREFIX = "ISTHMUS_"  # ISTHMUS_OUTER__SCHEDULE__LOCAL_STEPS=50
 # what only an outer loop needs
 _METHOD = (
-    *("schedule", "compressor", "aggregation", "merge", "optimizer", "split"),
+    *("schedule", "compressor", "aggregation", "merge", "optimizer", "split", "gradient_compressor"),
     *("hash_every", "guard", "rollback", "offload"),
 )
 
@@ -94,6 +94,7 @@ def _layer(name: str, recipe: Recipe) -> Layer:
         "merge": describe(MERGES, recipe.merge),
         "optimizer": optimizer,
         "split": recipe.split,
+        "gradient_compressor": recipe.gradient_compressor and describe(COMPRESSORS, recipe.gradient_compressor),
     }
     return {"outer": outer, "inner": recipe.inner}
 
@@ -111,11 +112,13 @@ def _derived_at_begin(run_dir: Path, recipe: str, derived: Layer) -> Layer:
 def _plan(asked: Layer) -> Plan:
     train, schedule = asked["train"], asked["outer"].get("schedule")
     local_steps = schedule.get("local_steps") if isinstance(schedule, Mapping) else None
+    elastic = _is_elastic(asked["outer"].get("transport"))
     return Plan(
         num_workers=convert(train["workers"], PositiveInt, "train.workers"),
         steps=convert(train["steps"], PositiveInt, "train.steps"),
         local_steps=convert(local_steps, PositiveInt | None, "outer.schedule.local_steps"),
-        elastic=_is_elastic(asked["outer"].get("transport")),
+        elastic=elastic,
+        averages_gradients=not elastic,
     )
 
 

@@ -56,27 +56,31 @@ class MeasuredMethods(BaseModel, frozen=True):
         return min(affordable, key=lambda method: (method.loss, method.bits), default=None)
 
 
-def sent_in_run(config: RunConfig, traffic: Mapping[str, SyncTraffic]) -> int:
+def sent_in_run(config: RunConfig, traffic: Mapping[str, SyncTraffic], gradients: SyncTraffic | None = None) -> int:
     """Return the bytes that a worker sends in the whole run: in its synchronous start, in rounds, and at its end.
 
-    There every fragment is averaged that was not sent after the last step.
+    There every fragment is averaged that was not sent after the last step. `gradients` is the traffic of a step that
+    averages them.
     """
     schedule, steps = config.outer.schedule, config.train.steps
     if schedule is None:
         return steps * sum(each.sent_bytes for each in traffic.values())
     fragments = schedule.num_fragments
-    in_start = min(steps, schedule.warm_start_steps) // schedule.warm_start_every * fragments
+    in_start = sum(len(schedule.begins(step)) for step in range(1, min(steps, schedule.warm_start_steps) + 1))
     in_rounds = max(0, steps - schedule.warm_start_steps) // (schedule.local_steps // fragments)
     at_end = fragments - len(schedule.begins(steps))
-    return (in_start + in_rounds + at_end) * sum(each.sent_bytes for each in traffic.values()) // fragments
+    syncs = (in_start + in_rounds + at_end) * sum(each.sent_bytes for each in traffic.values()) // fragments
+    return syncs + (min(steps, schedule.warm_start_steps) * gradients.sent_bytes if gradients else 0)
 
 
-def describe_sent(config: RunConfig, num_params: int, traffic: Mapping[str, SyncTraffic]) -> Sequence[str]:
+def describe_sent(
+    config: RunConfig, num_params: int, traffic: Mapping[str, SyncTraffic], gradients: SyncTraffic | None = None
+) -> Sequence[str]:
     """Return sentences on what the run sends and, with an outer loop, what methods like it have been measured to learn.
 
     `num_params` is the number of the model's parameters.
     """
-    num_bytes = sent_in_run(config, traffic)
+    num_bytes = sent_in_run(config, traffic, gradients)
     bits = 8 * num_bytes / (num_params * config.train.steps)
     sent = f"in the run a worker sends {readable_bytes(num_bytes)}, {bits:.2g} bits for each parameter and inner step"
     if config.outer.schedule is None or not num_bytes:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from isthmus.config import RunConfig, build_compressor
-from isthmus.core import SPLITS
+from isthmus.compress import Compressor
+from isthmus.config import RunConfig, build_compressor, build_gradient_compressor
+from isthmus.core import SPLITS, Tensors
 from isthmus.models import MODELS, outline
 from isthmus.outer import Guard
+from isthmus.outer.gradients import GRADIENTS
 from isthmus.spec import build
 from isthmus.train.assemble import is_elastic
 from isthmus.transport.link_model import Collective, LinkModel
@@ -67,32 +69,49 @@ def sync_traffic(config: RunConfig, model: nn.Module | None = None) -> dict[str,
     if outer.schedule is None or outer.compressor is None:
         payload_bytes = 4 * sum(param.numel() for param in model.parameters())
         all_reduce = [Collective("all_reduce", [[payload_bytes]] * workers)]
-        return {"gradients": SyncTraffic(ring_bytes(payload_bytes, workers), 2 * (workers - 1), all_reduce)}
+        return {GRADIENTS: SyncTraffic(ring_bytes(payload_bytes, workers), 2 * (workers - 1), all_reduce)}
     fragments = SPLITS.get(outer.split)(model, outer.schedule.num_fragments)
-    compressor = build_compressor(outer)
+    synced = {fragment.name: [torch.zeros(anchor.shape) for anchor in fragment.anchor] for fragment in fragments}
+    return _count(config, build_compressor(outer), synced, votes=True)
+
+
+def gradient_traffic(config: RunConfig, model: nn.Module) -> SyncTraffic | None:
+    """Return what crosses in a step of the warm start that averages gradients; None where none does."""
+    compressor = build_gradient_compressor(config.outer)
+    if compressor is None or config.outer.schedule is None or not config.outer.schedule.warm_start_steps:
+        return None
+    gradients = [torch.zeros(param.shape) for param in model.parameters() if param.requires_grad]
+    return _count(config, compressor, {GRADIENTS: gradients}, votes=False)[GRADIENTS]
+
+
+def _count(
+    config: RunConfig, compressor: Compressor, synced: dict[str, Tensors], votes: bool
+) -> dict[str, SyncTraffic]:
+    """Count what crosses while all workers average these tensors, which are zeros, one group after the other."""
+    workers = config.train.workers
     world = LocalWorld(workers, has_rendezvous=workers > 1 and is_elastic(config))
     world.recorded = []
-    ends = [0] * len(fragments)  # of each one's collectives in the record
+    ends = [0] * len(synced)  # of each one's collectives in the record
 
     @torch.no_grad()
     def sync(rank: int, transport: Local) -> list[int]:
         sent = []
-        for step, fragment in enumerate(fragments):
+        for step, nothing in enumerate(synced.values()):
             peers = transport.quorum(step)
-            nothing = [torch.zeros(anchor.shape) for anchor in fragment.anchor]
-            Guard().screen(nothing, 0, fragment.version, {}, peers)
+            Guard().screen(nothing, 0, 0, {}, peers)
             compressor.average(nothing, {}, peers, with_residual=False)
-            transport.commit(peers, True)
+            if votes:
+                transport.commit(peers, True)
             sent.append(peers.sent_bytes)
             if rank == 0:
                 ends[step] = len(world.recorded or ())
         return sent
 
     totals = [sum(counts) for counts in zip(*run_workers(world, sync), strict=True)]
-    of_fragments = [world.recorded[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+    of_groups = [world.recorded[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
     return {
-        fragment.name: SyncTraffic(total // workers, _num_trips(workers, collectives), collectives)
-        for fragment, total, collectives in zip(fragments, totals, of_fragments, strict=True)
+        name: SyncTraffic(total // workers, _num_trips(workers, collectives), collectives)
+        for name, total, collectives in zip(synced, totals, of_groups, strict=True)
     }
 
 

@@ -13,7 +13,15 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from isthmus.config import OUTER_OPTIMIZERS, RunConfig, TrackConfig, build_compressor, dump, flat
+from isthmus.config import (
+    OUTER_OPTIMIZERS,
+    RunConfig,
+    TrackConfig,
+    build_compressor,
+    build_gradient_compressor,
+    dump,
+    flat,
+)
 from isthmus.core import SPLITS, UserError
 from isthmus.data import DATA, DataSet, DataSpec
 from isthmus.data.base import check_source
@@ -150,6 +158,7 @@ def build_outer_loop(config: RunConfig, model: nn.Module, transport: Transport) 
         outer.guard,
         Offload(outer.offload),
         outer.rollback,
+        build_gradient_compressor(outer),
     )
 
 
@@ -171,16 +180,19 @@ def build_inner_step(
     device_mesh: DeviceMesh | None = None,
     stages: LocalStages | None = None,
     wrap: Callable[[nn.Module], nn.Module] = lambda module: module,
+    average_gradients: Callable[[list[nn.Parameter]], None] | None = None,
 ) -> SupervisedStep | AdversarialStep:
     """Return the inner step of `model`, which is all of this rank, or of the stages that a pipeline cuts it into.
 
-    `wrap` puts what averages gradients between workers around what has a loss.
+    `wrap` puts what averages gradients in the backward pass around what has a loss; `average_gradients` does it to
+    the gradients of some parameters after that pass.
     """
     inner, spec = config.inner, build(INNER_OPTIMIZERS, config.inner.optimizer)
     check_inner_step(config, model)
     optimizer = spec.build(model)
     lr_schedule = build(LR_SCHEDULES, inner.lr_schedule).over(config.train.steps)
     options: dict[str, Any] = {"clip_norm": inner.clip_norm, "precision": inner.precision}
+    options["average_gradients"] = average_gradients
     options["micro_batch_size"] = None if inner.micro_batch_size == "auto" else inner.micro_batch_size
     if isinstance(spec, Adversarial):
         return AdversarialStep(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, Protocol
 
@@ -19,8 +19,12 @@ class Method(Protocol):
     """A way to train one model on several workers: `step()` after every inner step, `finish()` at the end."""
 
     evaluates: Literal["anchor", "model"]  # what stands for the run's result while it goes on
-    averages_gradients: bool  # inside the inner step, which therefore cannot go on without the other workers
     transport: Transport
+
+    @property
+    def averages_gradients(self) -> bool:
+        """Whether workers average their gradients inside the present inner step, which then needs all of them."""
+        return False
 
     @property
     def inner_steps(self) -> int:
@@ -48,6 +52,10 @@ class Method(Protocol):
     def wrap(self, module: nn.Module) -> nn.Module:
         """Return what the inner step is to train in the place of a module with a loss."""
         return module
+
+    def average_gradients(self, params: Iterable[nn.Parameter]) -> None:
+        """Replace gradients by their mean over workers, where the method asks for it after a backward pass."""
+        return
 
     def begin_step(self) -> None:
         """Note that an inner step begins now: what came before it (evaluation, checkpoints) is no training time."""
@@ -95,7 +103,6 @@ class OuterLoopMethod(OuterLoop, Method):
     """An `OuterLoop` that also answers what the trainer asks of every `Method`."""
 
     evaluates: Literal["anchor", "model"] = "anchor"
-    averages_gradients = False
 
     def __init__(self, *parts: Any, **options: Any) -> None:
         self._finished_rounds: list[int] = []

@@ -51,8 +51,8 @@ class Trainer:
         self.checkpoints = Checkpoints(folder, process.worker, identity, process.rank, process.mesh)
         self.method = assemble.build_method(config, self.model, **self.lifecycle.transport_options)
         self.clock = self.method.transport.now
-        wrap = self.method.wrap
-        self.inner_step = assemble.build_inner_step(config, self.model, process.device_mesh, stages, wrap)
+        averaging = self.method.wrap, self.method.average_gradients
+        self.inner_step = assemble.build_inner_step(config, self.model, process.device_mesh, stages, *averaging)
         self._step_needs_others = self.method.averages_gradients or process.mesh.num_ranks > 1
         self.state = WorkerState(config.train.seed, process, self.model, self.inner_step, self.method, self.lifecycle)
         self.evaluation: dict[str, float] | None = None  # what the last one found
