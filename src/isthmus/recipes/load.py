@@ -100,13 +100,16 @@ def _layer(name: str, recipe: Recipe) -> Layer:
 
 
 def _derived_at_begin(run_dir: Path, recipe: str, derived: Layer) -> Layer:
-    """Return what the same recipe derived when the run in this folder began; nothing where no such run is there."""
+    """Return what the same recipe derived when the run in this folder began; nothing where no such run is there.
+
+    What the recipes of its version did not know yet is None: they went without.
+    """
     path = run_dir / "config.yaml"
     begun = _read_file(path) if path.exists() else {}
     if not isinstance(begun.get("outer"), Mapping) or begun["outer"].get("recipe") != recipe:
         return {}
     sections = {name: begun.get(name, {}) for name in derived}
-    return {name: {key: section[key] for key in derived[name] if key in section} for name, section in sections.items()}
+    return {name: {key: section.get(key) for key in derived[name]} for name, section in sections.items()}
 
 
 def _plan(asked: Layer) -> Plan:
