@@ -20,8 +20,8 @@ from tests.hugging_face_loops import Tokens, tiny_model
 pytestmark = pytest.mark.processes
 
 PAGE = Path(__file__).parents[1] / "docs/own-loop.md"
-HEADINGS = ["", "Another method, other peers", "Save and resume", "The Hugging Face Trainer", "accelerate", "LoRA"]
-HEADINGS += ["Workers that come and go"]
+HEADINGS = ["", "Another method, other peers", "A start that averages gradients", "Save and resume"]
+HEADINGS += ["The Hugging Face Trainer", "accelerate", "LoRA", "Workers that come and go"]
 
 
 def samples() -> dict[str, str]:
@@ -52,6 +52,11 @@ def run_samples(rank: int, folder: str, lighthouse: str) -> dict[str, str]:
     hashes["program"] = names["outer_loop"].anchor_hash()
 
     exec(code["Another method, other peers"], names)
+    names["outer_loop"].close()
+
+    exec(code["A start that averages gradients"], names)
+    assert not names["outer_loop"].averages_gradients  # the start is over
+    names["outer_loop"].finish()
     names["outer_loop"].close()
 
     exec(code["Save and resume"], names)

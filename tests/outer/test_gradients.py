@@ -1,5 +1,6 @@
 """The start of a run, in which workers average their gradients."""
 
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -26,9 +27,11 @@ def make_loop(transport, model, gradient_compressor=Cast(), guard=Guard(), warm_
     return OuterLoop(*parts, guard=guard, gradient_compressor=gradient_compressor)
 
 
+MODEL = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
+
+
 def make_model():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
+    return deepcopy(MODEL)
 
 
 def batch(rank, step):

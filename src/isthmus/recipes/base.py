@@ -142,15 +142,18 @@ def warm_start(plan: Plan, local_steps: int, every: int = 2) -> dict[str, int]:
         every: inner steps between two of its syncs, or H where that is fewer.
     """
     every = min(every, local_steps)
-    return {"warm_start_steps": min(plan.steps // 2, 800) // every * every, "warm_start_every": every}
+    return {"warm_start_steps": _start_steps(plan) // every * every, "warm_start_every": every}
 
 
-def start_every(plan: Plan) -> int:
-    """Inner steps between two syncs of the start with AdamW inside.
+def adamw_start(plan: Plan, local_steps: int) -> dict[str, int]:
+    """The warm start with AdamW inside: where gradients are averaged workers step alike, and few syncs do."""
+    if not plan.averages_gradients:
+        return warm_start(plan, local_steps)
+    return {"warm_start_steps": _start_steps(plan), "warm_start_every": min(50, local_steps)}
 
-    Where gradients are averaged workers step alike, and few syncs keep them together.
-    """
-    return min(50, max(1, plan.steps // 2)) if plan.averages_gradients else 2
+
+def _start_steps(plan: Plan) -> int:
+    return min(plan.steps // 2, 800)
 
 
 def sparse_start_every(plan: Plan) -> int:

@@ -2,7 +2,7 @@
 
 from isthmus.compress import Cast
 from isthmus.core import SyncSchedule
-from isthmus.recipes.base import Plan, Recipe, outer_sgd, start_every, warm_start
+from isthmus.recipes.base import Plan, Recipe, adamw_start, outer_sgd
 
 
 def diloco(plan: Plan) -> Recipe:
@@ -14,7 +14,7 @@ def diloco(plan: Plan) -> Recipe:
     """
     local_steps = plan.local_steps or 500
     return Recipe(
-        schedule=SyncSchedule(local_steps, **warm_start(plan, local_steps, start_every(plan))),
+        schedule=SyncSchedule(local_steps, **adamw_start(plan, local_steps)),
         optimizer=outer_sgd(plan, local_steps),
         gradient_compressor=Cast() if plan.averages_gradients else None,
     )

@@ -3,7 +3,7 @@
 from isthmus.compress.float4 import Float4
 from isthmus.core import SyncSchedule
 from isthmus.outer import Mix
-from isthmus.recipes.base import Plan, Recipe, outer_sgd, start_every, warm_start
+from isthmus.recipes.base import Plan, Recipe, adamw_start, outer_sgd
 
 
 def streaming(plan: Plan) -> Recipe:
@@ -15,7 +15,7 @@ def streaming(plan: Plan) -> Recipe:
     local values that 0.5 keeps holds the anchor back (docs/learning.md).
     """
     local_steps = plan.local_steps or 100
-    fragments, start = 2 if local_steps % 2 == 0 else 1, warm_start(plan, local_steps, start_every(plan))
+    fragments, start = 2 if local_steps % 2 == 0 else 1, adamw_start(plan, local_steps)
     return Recipe(
         schedule=SyncSchedule(local_steps, fragments, min(1, local_steps - 1), **start),
         compressor=Float4("E3M0"),
