@@ -57,6 +57,21 @@ BAD = {
     "wrong type": (["train", "CONFIG", "--set", "train.steps=many"], "train.steps"),
     "tau > H": (["show", "CONFIG", "--set", "outer.schedule.overlap_steps=3"], "overlap_steps 3 is more than"),
     "H not divisible by P": (["show", "CONFIG", "--set", "outer.schedule.num_fragments=3"], "not divisible"),
+    "gradients with a memory": (
+        ["launch", "CONFIG", "--set", "outer.gradient_compressor={type: error_feedback, compressor: {type: cast}}"],
+        "outer.gradient_compressor: gradients are averaged without a memory of what was not sent: choose a codec",
+    ),
+    "gradients where workers come and go": (
+        [
+            "launch",
+            "CONFIG",
+            "--set",
+            "outer.transport.type=torchft",
+            "--set",
+            "outer.gradient_compressor={type: cast}",
+        ],
+        "outer.gradient_compressor: gradients are averaged where the workers stay the same",
+    ),
     "missing data": (["train", "CONFIG", "--set", "data.source=./nowhere"], "'./nowhere' does not exist"),
     "too few steps": (["launch", "CONFIG", "--set", "train.steps=-5"], "train.steps: should be greater than 0, got -5"),
     "a backend": (["show", "CONFIG", "--set", "outer.transport.type=nccl"], "set outer.transport.backend=nccl"),

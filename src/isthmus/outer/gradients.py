@@ -22,19 +22,19 @@ from isthmus.transport.base import Transport
 GRADIENTS = "gradients"  # in the place of a fragment's name, in reports
 
 
-def check_gradient_compressor(compressor: Compressor | None, transport: Transport) -> None:
-    """Refuse what cannot take the mean of gradients."""
+def check_gradient_compressor(compressor: Compressor | None, elastic: bool) -> None:
+    """Refuse what cannot take the mean of gradients; `elastic`: workers come and go."""
     if compressor is None:
         return
-    if transport.limits.elastic:
+    if elastic:
         raise UserError(
-            "gradient_compressor: gradients are averaged where the workers stay the same, as with the transport "
+            "outer.gradient_compressor: gradients are averaged where the workers stay the same, as with the transport "
             "torch_dist: set it to null where they come and go"
         )
     if not isinstance(compressor, Codec | RobustMean):
         raise UserError(
-            "gradient_compressor: gradients are averaged without a memory of what was not sent: choose a codec, such "
-            "as cast, float4 or quantize"
+            "outer.gradient_compressor: gradients are averaged without a memory of what was not sent: choose a codec, "
+            "such as cast, float4 or quantize"
         )
 
 

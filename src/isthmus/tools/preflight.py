@@ -6,18 +6,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from isthmus.compress import AGGREGATIONS, COMPRESSORS
-from isthmus.config import OUTER_OPTIMIZERS, RunConfig, build_compressor
+from isthmus.config import OUTER_OPTIMIZERS, RunConfig, build_compressor, build_gradient_compressor
 from isthmus.core import SPLITS, Registry
 from isthmus.data import DATA
 from isthmus.inner import INNER_OPTIMIZERS, LR_SCHEDULES
 from isthmus.models import MODELS, outline
 from isthmus.models.stages import check_stages
 from isthmus.outer import MERGES
+from isthmus.outer.gradients import check_gradient_compressor
 from isthmus.parallel import tensor_plan
 from isthmus.parallel.pipeline import count_micro_batches
 from isthmus.recipes import RECIPES
 from isthmus.spec import build
-from isthmus.train.assemble import build_model_spec, check_data, check_inner_step, transport_class
+from isthmus.train.assemble import build_model_spec, check_data, check_inner_step, is_elastic, transport_class
 from isthmus.transport import TRANSPORTS
 
 
@@ -41,6 +42,7 @@ def check_run(config: RunConfig, with_data: bool = True) -> None:
         count_micro_batches(size, inner.micro_batch_size, mesh.pp, mesh.stages_per_rank)
     if outer.schedule is not None and outer.compressor is not None and outer.merge is not None:
         build_compressor(outer)
+        check_gradient_compressor(build_gradient_compressor(outer), is_elastic(config))
         build(MERGES, outer.merge)
         if mesh.pp == 1:  # else each stage is split by itself
             SPLITS.get(outer.split)(sketch, outer.schedule.num_fragments)
@@ -65,6 +67,8 @@ def import_paths(config: RunConfig) -> dict[str, str]:
             "outer.merge": (MERGES, outer.merge),
             "outer.optimizer": (OUTER_OPTIMIZERS, outer.optimizer),
         }
+    if outer.gradient_compressor is not None:
+        parts["outer.gradient_compressor"] = (COMPRESSORS, outer.gradient_compressor)
     return dict(found for name, (registry, spec) in parts.items() for found in _paths(name, registry, spec))
 
 
