@@ -219,6 +219,16 @@ def test_before_the_first_step_it_answers_already(endpoint):
     assert "isthmus_loss" not in said
 
 
+def test_averaged_gradients_are_no_outer_step(endpoint):
+    port, tracker = endpoint
+    tracker.begin(9, Totals(steps=9))
+    for outer_step, norm in ((0, 0.5), (-1, 7.0)):
+        figures = {"committed": True, "num_peers": 2, "norm": norm, "cosine": 0.1}
+        tracker.take("sync", {"step": 9, "outer_step": outer_step, **figures})
+    said = values(port)
+    assert (said["isthmus_outer_version"], said["isthmus_pseudo_gradient_norm"]) == (1, 0.5)
+
+
 def test_a_refused_sync_is_no_participation_and_keeps_the_version(endpoint):
     port, tracker = endpoint
     totals = Totals(steps=9, num_syncs=3, refused_syncs=1)

@@ -91,7 +91,7 @@ class Peers(Protocol):
 class SyncReport:
     """The report of one sync of one fragment, as seen by this worker."""
 
-    outer_step: int  # number of this sync, counted over all fragments
+    outer_step: int  # number of this sync, counted over all fragments; -1 where gradients of the start are averaged
     fragment: str
     committed: bool
     num_peers: int = 0

@@ -38,14 +38,24 @@ def check_gradient_compressor(compressor: Compressor | None, elastic: bool) -> N
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class GradientMean:
     """How the mean of gradients is taken, as in post-local SGD (Lin et al., arXiv 1808.07217)."""
 
     compressor: Compressor  # a codec, or a robust mean over one
     transport: Transport  # static
     guard: Guard  # what a gradient must be like
-    state: State  # the guard's and the codec's memory, alike on all workers; entries are replaced
+    state: State  # the guard's and the codec's memory; entries are replaced
+    is_taken: bool = False  # in the present inner step
+
+    def end_step(self) -> None:
+        """End an inner step of the start, in which the mean must have been taken."""
+        if not self.is_taken:
+            raise UserError(
+                "workers average their gradients in the start of this run: call "
+                "outer_loop.average_gradients(model.parameters()) between backward() and the step of the optimizer"
+            )
+        self.is_taken = False
 
     def replace(self, params: Iterable[nn.Parameter], step: int, thread: CommunicationThread) -> SyncReport:
         """Replace gradients by their mean over workers; what a worker has no gradient of counts as zero.
@@ -64,6 +74,7 @@ class GradientMean:
         local = [_gradient(param) for param in trained]
         mean, report, end = thread.run(partial(self._take, local, step, self.transport.now()))
         self.transport.wait_until(end)
+        self.is_taken = True
         hand_over([*mean, *local])
         for param, value in zip(trained, mean, strict=True):
             if param.grad is None:
@@ -94,7 +105,7 @@ class GradientMean:
         sent_bytes, received_bytes, _ = traffic_of_worker(peers, 1.0)
         end = self.transport.now()
         report = SyncReport(
-            outer_step=step,
+            outer_step=-1,
             fragment=GRADIENTS,
             committed=not reason,
             num_peers=peers.size,

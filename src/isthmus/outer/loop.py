@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from isthmus.compress.base import Compressor
-from isthmus.core import Fragment, State, SyncReport, SyncSchedule, UserError
+from isthmus.core import Fragment, State, SyncReport, SyncSchedule
 from isthmus.outer.anchor import adopt_anchors, compare_anchors, worker_fingerprint
 from isthmus.outer.communication_thread import CommunicationThread
 from isthmus.outer.dynamic_local_steps import DynamicLocalSteps
@@ -78,7 +78,6 @@ class OuterLoop:
         self._gradient_mean = None
         if gradient_compressor is not None and transport.num_workers > 1:
             self._gradient_mean = GradientMean(gradient_compressor, transport, guard, self.state.gradient_state)
-        self._gradients_are_averaged = False  # in the present inner step
         try:
             self._thread.run(partial(compare_anchors, fragments, transport, self.state.propose(len(fragments) - 1)))
         except Behind:
@@ -109,17 +108,13 @@ class OuterLoop:
         if self.averages_gradients:
             assert self._gradient_mean is not None
             self._reports.append(self._gradient_mean.replace(params, self.state.inner_steps + 1, self._thread))
-            self._gradients_are_averaged = True
 
     @torch.no_grad()
     def step(self) -> list[SyncReport]:
         """Count one inner step; begin and finish the syncs that are due. Returns a report per finished sync."""
-        if self.averages_gradients and not self._gradients_are_averaged:
-            raise UserError(
-                "workers average their gradients in the start of this run: call "
-                "outer_loop.average_gradients(model.parameters()) between backward() and the step of the optimizer"
-            )
-        self._gradients_are_averaged = False
+        if self.averages_gradients:
+            assert self._gradient_mean is not None
+            self._gradient_mean.end_step()
         self.state.count_inner_step()
         for _ in range(self.local_steps.end_step(self.transport.now())):
             self._advance()

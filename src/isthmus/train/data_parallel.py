@@ -30,7 +30,7 @@ class DataParallel(Method):
     """
 
     evaluates = "model"
-    averages_gradients = True
+    averages_in_backward = True
     inner_steps = 0
     is_finished = False
 

@@ -19,12 +19,8 @@ class Method(Protocol):
     """A way to train one model on several workers: `step()` after every inner step, `finish()` at the end."""
 
     evaluates: Literal["anchor", "model"]  # what stands for the run's result while it goes on
+    averages_in_backward: bool  # gradients, in every backward pass, which cannot go on without the other workers
     transport: Transport
-
-    @property
-    def averages_gradients(self) -> bool:
-        """Whether workers average their gradients inside the present inner step, which then needs all of them."""
-        return False
 
     @property
     def inner_steps(self) -> int:
@@ -103,6 +99,7 @@ class OuterLoopMethod(OuterLoop, Method):
     """An `OuterLoop` that also answers what the trainer asks of every `Method`."""
 
     evaluates: Literal["anchor", "model"] = "anchor"
+    averages_in_backward = False
 
     def __init__(self, *parts: Any, **options: Any) -> None:
         self._finished_rounds: list[int] = []

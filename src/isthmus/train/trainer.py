@@ -53,7 +53,7 @@ class Trainer:
         self.clock = self.method.transport.now
         averaging = self.method.wrap, self.method.average_gradients
         self.inner_step = assemble.build_inner_step(config, self.model, process.device_mesh, stages, *averaging)
-        self._step_needs_others = self.method.averages_gradients or process.mesh.num_ranks > 1
+        self._step_needs_others = self.method.averages_in_backward or process.mesh.num_ranks > 1
         self.state = WorkerState(config.train.seed, process, self.model, self.inner_step, self.method, self.lifecycle)
         self.evaluation: dict[str, float] | None = None  # what the last one found
         self._kept_metrics_bytes = 0

@@ -93,7 +93,7 @@ class Prometheus(Tracker):
                 new |= {names[name]: values[name] for name in names}
             case "sync":
                 new |= {"participating": float(values["committed"]), "peers": values["num_peers"]}
-                if values["committed"]:
+                if values["committed"] and values["outer_step"] >= 0:  # else gradients were averaged
                     new |= {f"pseudo_gradient_{name}": values[name] for name in ("norm", "cosine")}
                     new["outer_version"] = max(self._gauges["outer_version"], values["outer_step"] + 1)
             case "eval":
