@@ -117,6 +117,36 @@ def train(rank: int, folder: str, dies: bool = False, resumes: bool = False, lor
     }
 
 
+class StartOfRun(TrainerCallback):
+    """Keeps the fingerprint of the parameters and the norm of the gradients before the first sync of weights."""
+
+    def __init__(self) -> None:
+        self.parameters, self.norms = "", list[float]()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        gradients = [param.grad for param in others["model"].parameters() if param.grad is not None]
+        self.norms.append(torch.nn.utils.get_total_norm(gradients).item())
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        if state.global_step == 3:
+            self.parameters = fingerprint(others["model"].parameters()).hex()
+
+
+def train_averaging_gradients(rank: int, folder: str) -> dict[str, Any]:
+    """Train with a start of seven steps and one sync of weights, with gradients averaged and without."""
+
+    def run(name: str, fp16: bool = False, **more: Any) -> dict[str, Any]:
+        callback, start = OuterLoopCallback("diloco", local_steps=7, warm_start_every=7, **more), StartOfRun()
+        trainer = make_trainer(f"{folder}/{name}", [callback, start], save_only_model=True)
+        trainer.args.fp16 = fp16  # said to the callback alone: there is none on a CPU
+        trainer.train()
+        reports = [(report.fragment, report.committed) for report in callback.reports]
+        return {"parameters": start.parameters, "norms": start.norms, "reports": reports}
+
+    own = {"averages_gradients": False}
+    return {"averaged": run("averaged"), "own": run("own", **own), "fp16": run("fp16", fp16=True)}
+
+
 def train_elastically(rank: int, folder: str, lighthouse: str) -> dict[str, Any]:
     """Process 1 is killed and process 2 comes in its place, as the same worker; process 0 goes on meanwhile."""
     dead, back = Path(folder) / "worker-1" / "dead", Path(folder) / "back"

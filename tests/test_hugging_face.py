@@ -49,6 +49,17 @@ def test_workers_of_the_trainer_train_on_their_own_and_end_with_the_same_weights
     assert one["saved"]["checkpoint-5"] != other["saved"]["checkpoint-5"]
 
 
+def test_workers_of_the_trainer_average_their_gradients_in_the_start(tmp_path: Path) -> None:
+    one, other = workers.results(workers.run(hugging_face_loops.train_averaging_gradients, folder=str(tmp_path)))
+    assert one["averaged"]["parameters"] == other["averaged"]["parameters"]  # before any sync of weights
+    assert one["averaged"]["norms"][:7] == other["averaged"]["norms"][:7]
+    assert all(norm < 1 for norm in one["averaged"]["norms"][:7])  # the mean of gradients of norm 1 is shorter
+    assert one["averaged"]["reports"] == [*[("gradients", True)] * 7, *[("all", True)] * 2]
+    for name in ("own", "fp16"):
+        assert one[name]["parameters"] != other[name]["parameters"]
+        assert {fragment for fragment, _ in one[name]["reports"]} == {"all"}
+
+
 def test_a_trainer_that_is_killed_in_an_elastic_world_resumes_where_the_others_are(tmp_path: Path) -> None:
     with lighthouse("127.0.0.1:0", grace_seconds=5, dead_seconds=5) as port:
         ended = workers.run(

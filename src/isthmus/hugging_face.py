@@ -29,6 +29,9 @@ class OuterLoopCallback(TrainerCallback):
     into the folder `worker-k` of `output_dir`, with the outer state in every checkpoint, and resumes from there by
     `trainer.train(resume_from_checkpoint=True)`. It draws samples in an order of its own, and random numbers, too.
 
+    Where the recipe has workers average their gradients in the start of the run, they do, after each has clipped its
+    own. Not with `fp16`: there the Trainer skips the steps of one worker where its loss was scaled too much.
+
     Args:
         recipe: as for `attach`.
         options: more of `attach`, such as `local_steps`; the steps are the Trainer's own.
@@ -37,7 +40,7 @@ class OuterLoopCallback(TrainerCallback):
     def __init__(self, recipe: str | Recipe | Callable[[Plan], Recipe], **options: Any) -> None:
         self.recipe, self.options = recipe, options
         self.outer_loop: OuterLoop | None = None  # there from the beginning of the training on
-        self.reports: list[SyncReport] = []  # of every finished sync
+        self.reports: list[SyncReport] = []  # of every finished sync, and of every mean of gradients
 
     @override
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
@@ -66,7 +69,15 @@ class OuterLoopCallback(TrainerCallback):
         model = others["model"]
         _save_on_every_rank(model)
         saved = _load(_path(args, state), model) if state.global_step else None
-        self.outer_loop = attach(self.recipe, model, state.max_steps, state_dict=saved, **self.options)
+        options = {"averages_gradients": not args.fp16, **self.options}
+        self.outer_loop = attach(self.recipe, model, state.max_steps, state_dict=saved, **options)
+
+    @override
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        assert self.outer_loop is not None
+        self.outer_loop.average_gradients(others["model"].parameters())
 
     @override
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
