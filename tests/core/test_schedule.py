@@ -76,6 +76,8 @@ def test_the_start_ends_with_a_sync() -> None:
     [
         ({"local_steps": 0}, "at least 1"),
         ({"local_steps": 10, "num_fragments": 3}, "local_steps 10 is not divisible by num_fragments 3"),
+        ({"local_steps": 10, "warm_start_lr": 0}, "warm_start_lr is 0; choose a positive number, such as 1"),
+        ({"local_steps": 10, "warm_start_lr": float("nan")}, "warm_start_lr is nan; choose a positive number"),
         ({"local_steps": 10, "overlap_steps": 11}, "overlap_steps 11 is more than local_steps 10"),
     ],
 )

@@ -130,6 +130,17 @@ def test_warm_start_averages_plainly_and_the_method_begins_after_it() -> None:
     assert len(toy_run(2, steps=11, schedule=schedule)[0].reports) == 3 + 2
 
 
+def test_the_warm_start_has_a_learning_rate_of_its_own() -> None:
+    schedule = SyncSchedule(4, warm_start_steps=3, warm_start_lr=1.5)
+    warm = toy_run(2, steps=3, schedule=schedule)
+    stepped = toy_run(2, steps=3, schedule=SyncSchedule(1), outer_optimizer=partial(torch.optim.SGD, lr=1.5))
+    close(warm[0].anchor, stepped[0].anchor)
+    assert torch.equal(warm[0].params, warm[0].anchor)
+    ends_in_it = toy_run(2, steps=2, schedule=SyncSchedule(4, warm_start_steps=3, warm_start_every=3, warm_start_lr=9))
+    averaged = toy_run(2, steps=2, schedule=SyncSchedule(4))
+    close(ends_in_it[0].anchor, averaged[0].anchor)  # the last sync of a run is a plain mean
+
+
 @pytest.mark.parametrize("merge", [Eager(), Replace(), KeepProgress()])
 def test_warm_start_before_a_full_delay(merge) -> None:
     schedule = SyncSchedule(3, overlap_steps=3, warm_start_steps=2)

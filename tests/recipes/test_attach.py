@@ -107,6 +107,7 @@ def test_every_part_of_a_recipe_can_be_overridden() -> None:
         overlap_steps=2,
         warm_start_steps=4,
         warm_start_every=2,
+        warm_start_lr=1.25,
         compressor=Cast("float16"),
         merge=KeepProgress(),
         optimizer=partial(SGD, lr=0.25),
@@ -116,7 +117,7 @@ def test_every_part_of_a_recipe_can_be_overridden() -> None:
         rollback={},
         offload="cpu",
     )
-    assert loop.state.schedule.planned == SyncSchedule(12, 3, 2, 4, 2)
+    assert loop.state.schedule.planned == SyncSchedule(12, 3, 2, 4, 2, 1.25)
     assert len(loop.state.fragments) == 3
     assert loop.exchange.compressor == Cast("float16")
     assert loop.state.merge == KeepProgress()

@@ -1,5 +1,6 @@
 """The schedule of syncs: which fragment begins or finishes its sync after which inner step."""
 
+import math
 from dataclasses import dataclass
 
 from isthmus.core.types import UserError
@@ -14,7 +15,8 @@ class SyncSchedule:
     a delay of one whole round (Eager Updates, DiLoCoX).
 
     `warm_start_steps` inner steps come before all this: there every fragment is synced after every
-    `warm_start_every`-th step and after the last, blocking, and the anchor becomes the plain mean of the workers.
+    `warm_start_every`-th step and after the last, blocking, and the anchor takes a step of plain SGD with learning rate
+    `warm_start_lr`; with 1 it becomes the mean of the workers.
     """
 
     local_steps: int
@@ -22,6 +24,7 @@ class SyncSchedule:
     overlap_steps: int = 0
     warm_start_steps: int = 0
     warm_start_every: int = 1
+    warm_start_lr: float = 1.0
 
     def __post_init__(self) -> None:
         H, P, tau = self.local_steps, self.num_fragments, self.overlap_steps
@@ -30,6 +33,8 @@ class SyncSchedule:
                 "schedule: local_steps, num_fragments and warm_start_every must be at least 1, overlap_steps and "
                 "warm_start_steps at least 0"
             )
+        if not 0 < self.warm_start_lr < math.inf:
+            raise UserError(f"schedule: warm_start_lr is {self.warm_start_lr}; choose a positive number, such as 1")
         if H % P:
             raise UserError(f"schedule: local_steps {H} is not divisible by num_fragments {P}: choose a multiple")
         if tau > H:

@@ -32,7 +32,13 @@ class OuterStep:
         return [*outcome.mean, *(sync.pseudo_gradient if reads_own else [])]
 
     def take(
-        self, fragment: Fragment, sync: Sync | None, outcome: Outcome, newer: Sync | None, plain: bool, closing: bool
+        self,
+        fragment: Fragment,
+        sync: Sync | None,
+        outcome: Outcome,
+        newer: Sync | None,
+        plain_lr: float | None,
+        closing: bool,
     ) -> None:
         """Move the anchor by the mean, then let the local parameters go on by the merge rule.
 
@@ -41,10 +47,12 @@ class OuterStep:
             sync: what was sent; None for the empty sync before the first one (full delay).
             outcome: what came back.
             newer: what was captured of the fragment just now (full delay).
-            plain: the anchor becomes the plain mean, without learning rate or momentum, and replaces the local values.
+            plain_lr: the anchor moves by so much of the mean, without momentum, and replaces the local values; None: it
+                takes the step of the outer optimizer.
             closing: the run ends: progress since the capture stays in the local parameters, to be sent on its own.
         """
         excluded = sync is not None and sync.excluded
+        plain = plain_lr is not None
         rule: Merge = Replace() if plain or excluded else self.merge
         with self.offload.fetched(fragment):
             gradients = self._outer_gradients(rule, fragment, sync, outcome, newer, closing)
@@ -56,7 +64,7 @@ class OuterStep:
             if is_plain_sgd(self.optimizer) and not plain:
                 take_sgd_step(self.optimizer, fragment, gradients, rule, left)
             else:
-                self._take_any_step(fragment, gradients, rule, left, plain)
+                self._take_any_step(fragment, gradients, rule, left, plain_lr)
         for buffer, value in zip(fragment.averaged, outcome.buffers, strict=False):  # no values without a sync
             buffer.copy_(value)
         if sync:
@@ -100,15 +108,15 @@ class OuterStep:
         return gradients
 
     def _take_any_step(
-        self, fragment: Fragment, gradients: Tensors, rule: Merge, left: Left | None, plain: bool
+        self, fragment: Fragment, gradients: Tensors, rule: Merge, left: Left | None, plain_lr: float | None
     ) -> None:
-        """Move anchors by the plain mean, or any optimizer, then the parameters by the merge rule."""
+        """Move anchors by the plain mean times `plain_lr`, or any optimizer, then the parameters by the merge rule."""
         then = fragment.params
         if left is not None:
             pairs = zip(fragment.anchor, left.pseudo_gradient, strict=True)
             then = [anchor.detach() - left.held * own for anchor, own in pairs]
-        if plain:
-            torch._foreach_sub_([anchor.detach() for anchor in fragment.anchor], gradients)
+        if plain_lr is not None:
+            torch._foreach_sub_([anchor.detach() for anchor in fragment.anchor], gradients, alpha=plain_lr)
         else:
             for anchor, gradient in zip(fragment.anchor, gradients, strict=True):
                 anchor.grad = gradient

@@ -73,10 +73,11 @@ class OuterState:
         return None if self.elastic is None else self.elastic.replicated_state
 
     @property
-    def is_plain(self) -> bool:
-        """Whether anchors become the plain mean now: in the synchronous start, and at the very end."""
-        warm = self.phase == "training" and self.schedule.warm(self.inner_steps)
-        return warm or self.phase == "averaging"
+    def plain_lr(self) -> float | None:
+        """The learning rate of plain SGD, in the synchronous start and at the very end; None: the optimizer's turn."""
+        if self.phase == "training" and self.schedule.warm(self.inner_steps):
+            return self.schedule.planned.warm_start_lr
+        return 1.0 if self.phase == "averaging" else None
 
     @property
     def max_snapshot_bytes(self) -> int:
@@ -142,8 +143,8 @@ class OuterState:
             self._go_back(outcome.restored, captured)
         elif sync is None or outcome.report.committed:
             self.schedule.message_fraction = outcome.report.message_fraction
-            plain, closing = self.is_plain, self.phase == "finishing"
-            self._outer_step.take(self.fragments[index], sync, outcome, newer, plain, closing)
+            closing = self.phase == "finishing"
+            self._outer_step.take(self.fragments[index], sync, outcome, newer, self.plain_lr, closing)
         elif not sync.excluded:
             self._outer_step.refuse(self.fragments[index], sync, newer)
         if sync and sync.excluded:  # bad values of one fragment have spread to the others

@@ -1,7 +1,7 @@
 """`attach` is the way to a recipe in a training loop of one's own."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypedDict, TypeVar
 
 from pydantic import PositiveInt
@@ -10,7 +10,7 @@ from typing_extensions import Unpack, get_protocol_members
 
 from isthmus.compress import AGGREGATIONS, COMPRESSORS, Compressor
 from isthmus.config import OUTER_OPTIMIZERS, try_optimizer, with_aggregation
-from isthmus.core import Registry, State, UserError, nearest
+from isthmus.core import Registry, State, SyncSchedule, UserError, nearest
 from isthmus.core.imports import own_code
 from isthmus.outer import MERGES, Guard, Merge, Offload, OuterLoop, Rollback
 from isthmus.outer.state import OuterOptimizer
@@ -35,6 +35,7 @@ class Overrides(TypedDict, total=False):
     overlap_steps: int  # inner steps between sending a fragment and finishing its sync
     warm_start_steps: int  # inner steps at the start of the run that are synced more often
     warm_start_every: int  # inner steps between two syncs of the warm start
+    warm_start_lr: float  # outer learning rate of the warm start; 1: the anchor becomes the mean of the workers
     # whether the training loop calls `outer_loop.average_gradients(model.parameters())` after every backward pass: then
     # the recipe may have workers average their gradients in the warm start
     averages_gradients: bool
@@ -56,7 +57,7 @@ class Overrides(TypedDict, total=False):
 
 
 _PARTS = ("schedule", "compressor", "merge", "optimizer", "split", "gradient_compressor")
-_OF_SCHEDULE = ("num_fragments", "overlap_steps", "warm_start_steps", "warm_start_every")
+_OF_SCHEDULE = {field.name: field.type for field in fields(SyncSchedule) if field.name != "local_steps"}
 
 
 @own_code()
@@ -159,7 +160,7 @@ def _shared_config(method: Recipe, plan: Plan, options: Mapping[str, Any], state
 def _override(recipe: Recipe, overrides: Overrides) -> Recipe:
     """Return the recipe with the schedule and the components that the caller has chosen."""
     given: dict[str, Any] = {name: value for name, value in overrides.items() if value is not None}
-    steps = {name: convert(given[name], int, name) for name in _OF_SCHEDULE if name in given}
+    steps = {name: convert(given[name], kind, name) for name, kind in _OF_SCHEDULE.items() if name in given}
     parts = {name: given[name] for name in ("split",) if name in given}
     if "compressor" in given:
         parts["compressor"] = _component(COMPRESSORS, Compressor, given["compressor"])

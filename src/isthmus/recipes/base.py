@@ -152,6 +152,16 @@ def adamw_start(plan: Plan, local_steps: int) -> dict[str, int]:
     return {"warm_start_steps": _start_steps(plan), "warm_start_every": min(50, local_steps)}
 
 
+def muon_start_lr(plan: Plan) -> float:
+    """The outer learning rate of the warm start with Muon inside, where workers average weights: M^(1/4).
+
+    Muon's steps have one length, however much of a worker's gradient is the noise of its own batch, so their mean is up
+    to sqrt(M) shorter than the step on the batch of all M workers. This is the middle between the mean and the longest
+    step that it could be worth (docs/learning.md).
+    """
+    return float(round(plan.num_workers**0.25, 2))
+
+
 def _start_steps(plan: Plan) -> int:
     return min(plan.steps // 2, 800)
 

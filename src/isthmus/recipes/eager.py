@@ -3,7 +3,7 @@
 from isthmus.compress.float4 import Float4
 from isthmus.core import SyncSchedule
 from isthmus.outer import KeepProgress
-from isthmus.recipes.base import KEPT, MUON, MUON_START, Plan, Recipe, delay, outer_sgd, warm_start
+from isthmus.recipes.base import KEPT, MUON, MUON_START, Plan, Recipe, delay, muon_start_lr, outer_sgd, warm_start
 
 
 def eager(plan: Plan) -> Recipe:
@@ -18,7 +18,12 @@ def eager(plan: Plan) -> Recipe:
     local_steps = plan.local_steps or 30
     start = warm_start(plan, local_steps, MUON_START)
     return Recipe(
-        schedule=SyncSchedule(local_steps, overlap_steps=delay(plan, local_steps, start), **start),
+        schedule=SyncSchedule(
+            local_steps,
+            overlap_steps=delay(plan, local_steps, start),
+            **start,
+            warm_start_lr=muon_start_lr(plan),
+        ),
         compressor=Float4("E3M0"),
         optimizer=outer_sgd(plan, local_steps, "muon"),
         merge=KeepProgress(KEPT),

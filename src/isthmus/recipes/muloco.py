@@ -2,7 +2,7 @@
 
 from isthmus.compress.feedback import ErrorFeedback
 from isthmus.core import SyncSchedule
-from isthmus.recipes.base import MUON, MUON_START, TWO_BITS, Plan, Recipe, outer_sgd, warm_start
+from isthmus.recipes.base import MUON, MUON_START, TWO_BITS, Plan, Recipe, muon_start_lr, outer_sgd, warm_start
 
 
 def muloco(plan: Plan) -> Recipe:
@@ -12,8 +12,9 @@ def muloco(plan: Plan) -> Recipe:
     bits) it learns less (docs/learning.md).
     """
     local_steps = plan.local_steps or 30
+    start = warm_start(plan, local_steps, MUON_START)
     return Recipe(
-        schedule=SyncSchedule(local_steps, **warm_start(plan, local_steps, MUON_START)),
+        schedule=SyncSchedule(local_steps, **start, warm_start_lr=muon_start_lr(plan)),
         compressor=ErrorFeedback(TWO_BITS),
         optimizer=outer_sgd(plan, local_steps, "muon"),
         inner=MUON,
