@@ -134,6 +134,17 @@ def test_what_was_derived_when_a_run_began_stays_when_it_goes_on(path, tmp_path)
     assert anew.outer.schedule.warm_start_steps > first.outer.schedule.warm_start_steps
 
 
+def test_a_run_goes_on_without_what_its_version_did_not_know(path, tmp_path):
+    chosen = ["outer.recipe=muloco", f"train.run_dir={tmp_path}"]
+    values = dump(load_config(path, chosen, workers=4))
+    assert values["outer"]["schedule"].pop("warm_start_lr") == 1.41
+    del values["outer"]["gradient_compressor"]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    outer = load_config(path, chosen, workers=4, resume=True).outer
+    assert outer.schedule.warm_start_lr == 1
+    assert outer.gradient_compressor is None
+
+
 def test_what_the_user_chooses_counts_also_when_a_run_goes_on(path, tmp_path):
     folder = f"train.run_dir={tmp_path}"
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(dump(load_config(path, [folder]))))

@@ -61,7 +61,7 @@ def load_config(
     derived = _layer(name, recipe)
     if resume:
         run_dir = asked["train"].get("run_dir", TrainConfig.model_fields["run_dir"].default)
-        derived = merge(derived, _derived_at_begin(Path(str(run_dir)), name, derived))
+        derived = _derived_at_begin(Path(str(run_dir)), name, derived) or derived
     values = merge(merge(base, derived), chosen)
     if recipe.schedule is None:
         values["outer"] = {key: value for key, value in values["outer"].items() if key not in _METHOD}

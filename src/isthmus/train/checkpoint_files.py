@@ -88,7 +88,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-_BEFORE = {"outer.merge.kept": 1.0}  # options that runs of version 0.1.0 could not choose, and what they did
+# options that runs of former versions could not choose, and what they did
+_BEFORE = {"outer.merge.kept": 1.0, "outer.schedule.warm_start_lr": 1.0}
 
 
 def verify(folder: Path, mesh: dict[str, int]) -> None:
