@@ -72,6 +72,10 @@ BAD = {
         ],
         "outer.gradient_compressor: gradients are averaged where the workers stay the same",
     ),
+    "gradients, and a mean of weights that goes further": (
+        ["launch", "CONFIG", "--workers=2", "--set", "outer={recipe: muloco, gradient_compressor: {type: cast}}"],
+        "outer.schedule.warm_start_lr is 1.19, but workers that average their gradients step alike",
+    ),
     "missing data": (["train", "CONFIG", "--set", "data.source=./nowhere"], "'./nowhere' does not exist"),
     "too few steps": (["launch", "CONFIG", "--set", "train.steps=-5"], "train.steps: should be greater than 0, got -5"),
     "a backend": (["show", "CONFIG", "--set", "outer.transport.type=nccl"], "set outer.transport.backend=nccl"),

@@ -10,7 +10,7 @@ from torch import nn
 
 from isthmus.compress.base import Codec, Compressor, NotFinite, is_finite
 from isthmus.compress.robust import RobustMean
-from isthmus.core import State, SyncReport, Tensors, UserError
+from isthmus.core import State, SyncReport, SyncSchedule, Tensors, UserError
 from isthmus.core.fragment import local_view, sharded_like
 from isthmus.core.streams import hand_over
 from isthmus.outer.communication_thread import CommunicationThread
@@ -22,8 +22,8 @@ from isthmus.transport.base import Transport
 GRADIENTS = "gradients"  # in the place of a fragment's name, in reports
 
 
-def check_gradient_compressor(compressor: Compressor | None, elastic: bool) -> None:
-    """Refuse what cannot take the mean of gradients; `elastic`: workers come and go."""
+def check_gradient_compressor(compressor: Compressor | None, schedule: SyncSchedule, elastic: bool) -> None:
+    """Refuse what cannot take the mean of gradients, or has no use there; `elastic`: workers come and go."""
     if compressor is None:
         return
     if elastic:
@@ -35,6 +35,11 @@ def check_gradient_compressor(compressor: Compressor | None, elastic: bool) -> N
         raise UserError(
             "outer.gradient_compressor: gradients are averaged without a memory of what was not sent: choose a codec, "
             "such as cast, float4 or quantize"
+        )
+    if schedule.warm_start_steps and schedule.warm_start_lr != 1:
+        raise UserError(
+            f"outer.schedule.warm_start_lr is {schedule.warm_start_lr}, but workers that average their gradients step "
+            "alike, so the mean of their weights is not too short: set it to 1, or outer.gradient_compressor to null"
         )
 
 

@@ -67,7 +67,7 @@ class OuterLoop:
         gradient_compressor: Compressor | None = None,
     ) -> None:
         check_parts(fragments, schedule, compressor, transport, merge)
-        check_gradient_compressor(gradient_compressor, transport.limits.elastic)
+        check_gradient_compressor(gradient_compressor, schedule, transport.limits.elastic)
         self.state = OuterState(fragments, schedule, outer_optimizer, merge, offload, transport.elastic, rollback)
         self.transport, self.steps = transport, steps
         self.exchange = Exchange(compressor, transport, guard, merge, hash_every, len(fragments), self.state.offload)

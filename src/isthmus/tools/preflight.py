@@ -42,7 +42,7 @@ def check_run(config: RunConfig, with_data: bool = True) -> None:
         count_micro_batches(size, inner.micro_batch_size, mesh.pp, mesh.stages_per_rank)
     if outer.schedule is not None and outer.compressor is not None and outer.merge is not None:
         build_compressor(outer)
-        check_gradient_compressor(build_gradient_compressor(outer), is_elastic(config))
+        check_gradient_compressor(build_gradient_compressor(outer), outer.schedule, is_elastic(config))
         build(MERGES, outer.merge)
         if mesh.pp == 1:  # else each stage is split by itself
             SPLITS.get(outer.split)(sketch, outer.schedule.num_fragments)
