@@ -23,7 +23,7 @@ GRADIENTS = "gradients"  # in the place of a fragment's name, in reports
 
 
 def check_gradient_compressor(compressor: Compressor | None, schedule: SyncSchedule, elastic: bool) -> None:
-    """Refuse what cannot take the mean of gradients, or has no use there; `elastic`: workers come and go."""
+    """Refuse what cannot take the mean of gradients, or a start that would overshoot; `elastic`: workers come and go."""
     if compressor is None:
         return
     if elastic:
@@ -39,7 +39,7 @@ def check_gradient_compressor(compressor: Compressor | None, schedule: SyncSched
     if schedule.warm_start_steps and schedule.warm_start_lr != 1:
         raise UserError(
             f"outer.schedule.warm_start_lr is {schedule.warm_start_lr}, but workers that average their gradients step "
-            "alike, so the mean of their weights is not too short: set it to 1, or outer.gradient_compressor to null"
+            "alike, and longer steps overshoot: set it to 1, or outer.gradient_compressor to null"
         )
 
 
