@@ -23,7 +23,7 @@ GRADIENTS = "gradients"  # in the place of a fragment's name, in reports
 
 
 def check_gradient_compressor(compressor: Compressor | None, schedule: SyncSchedule, elastic: bool) -> None:
-    """Refuse what cannot take the mean of gradients, or a start that would overshoot; `elastic`: workers come and go."""
+    """Refuse what cannot take the mean of gradients, or a start that overshoots; `elastic`: workers come and go."""
     if compressor is None:
         return
     if elastic:
