@@ -114,6 +114,7 @@ PLAIN_SGD: Spec = {"type": "sgd", "lr": 1.0}  # outer, around a decayed residual
 MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section
 FAST_MUON: dict[str, Any] = {"optimizer": {"type": "muon", "lr": 0.014}}  # where only a part of the values crosses
 MUON_START = 8  # inner steps between two syncs of the start with Muon inside, where all values cross
+SPARSE_START = 10  # and where only a part of the values or directions crosses
 _MOST_MOMENTUM = {"adamw": 0.8, "muon": 0.6}  # outer, by what is inside
 
 
@@ -164,15 +165,6 @@ def muon_start_lr(plan: Plan) -> float:
 
 def _start_steps(plan: Plan) -> int:
     return min(plan.steps // 2, 800)
-
-
-def sparse_start_every(plan: Plan) -> int:
-    """Inner steps between two syncs of the start where few values cross: 16 to 24, as many as leave it 30 syncs.
-
-    There fewer and fuller messages learn as much with fewer bytes, but fewer than 30 of them learn less (docs/log.md,
-    2026-11-28). Runs of less than 1,000 steps have fewer all the same.
-    """
-    return max(16, min(24, plan.steps // 60))
 
 
 def delay(plan: Plan, local_steps: int, start: dict[str, int]) -> int:

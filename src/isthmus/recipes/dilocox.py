@@ -8,12 +8,12 @@ from isthmus.recipes.base import (
     FAST_MUON,
     KEPT,
     PLAIN_SGD,
+    SPARSE_START,
     TWO_BITS,
     Plan,
     Recipe,
     delay,
     share_to_send,
-    sparse_start_every,
     warm_start,
 )
 
@@ -33,7 +33,7 @@ def dilocox(plan: Plan) -> Recipe:
     code: every rank owns inner and outer optimizer of what it holds.
     """
     local_steps = plan.local_steps or 125
-    start = warm_start(plan, local_steps, sparse_start_every(plan))
+    start = warm_start(plan, local_steps, SPARSE_START)
     share = share_to_send(plan, local_steps, start, crossings=24, least=1 / 8, most=1.0)
     rank = round(min(_ALMOST_ALL, share), 3)
     return Recipe(
