@@ -114,7 +114,7 @@ PLAIN_SGD: Spec = {"type": "sgd", "lr": 1.0}  # outer, around a decayed residual
 MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section
 FAST_MUON: dict[str, Any] = {"optimizer": {"type": "muon", "lr": 0.014}}  # where only a part of the values crosses
 MUON_START = 8  # inner steps between two syncs of the start with Muon inside, where all values cross
-SPARSE_START = 10  # and where only a part of the values or directions crosses
+SPARSE_START = 10  # the same where only a part crosses, for 100 times fewer bytes than diloco sends
 _MOST_MOMENTUM = {"adamw": 0.8, "muon": 0.6}  # outer, by what is inside
 
 
