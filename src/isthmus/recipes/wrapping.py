@@ -47,6 +47,16 @@ def refuse_wrapping_later(model: nn.Module, outer_loop: OuterLoop, ranks_per_wor
 
 
 def _wrappers_of(model: nn.Module) -> list[Any]:
-    """Return the wrappers that hold this model; a model does not know by whom it is held."""
-    wrappers = [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
+    """Return the wrappers that hold this model; a model does not know by whom it is held.
+
+    It goes from the model to its holders. `gc.get_objects` would hold tuples that other threads are just building, too,
+    and they fail with a `SystemError` then (python/cpython issue 107137).
+    """
+    found, level = list[Any](), list[Any]([model])
+    while level:
+        found += level
+        known = set(map(id, found))
+        held_by = [holder for holder in gc.get_referrers(*level) if issubclass(type(holder), dict | nn.Module)]
+        level = [holder for holder in held_by if id(holder) not in known]
+    wrappers = [holder for holder in found if issubclass(type(holder), DistributedDataParallel)]
     return [wrapper for wrapper in wrappers if any(module is model for module in wrapper.modules())]
