@@ -252,20 +252,28 @@ def other_length(rung: str, num_steps: int | None) -> int | None:
 
 
 def plot(path: Path, num_steps: int | None) -> None:
-    """Draw the gap to `ddp` over the size, a line a method, from its newest results at every rung, of equal length."""
-    sizes, lines = list(RUNGS), dict[tuple[str, int], dict[str, float]]()
+    """Draw the gap to `ddp` over the size, a line a method, from its newest results at every rung, of equal length.
+
+    Bars reach from the lowest to the highest seed.
+    """
+    sizes, lines = list(RUNGS), dict[tuple[str, int], dict[str, list[float]]]()
     for name in sizes:
         for dated in sorted(FOLDER.glob(f"*-ladder-{file_name(name, num_steps)}.json")):
             for (method, _, steps), percents in gaps(json.loads(dated.read_text())["results"]).items():
                 if method != "alone":
-                    lines.setdefault((method, steps), {})[name] = statistics.mean(percents)
+                    lines.setdefault((method, steps), {})[name] = percents
     sizes = [name for name in sizes if any(name in own for own in lines.values())]
     labels = [f"{name}\n{num_steps or RUNGS[name].steps} steps" for name in sizes]
     all_steps = sorted({steps for _, steps in lines})
     figure, panels = plt.subplots(1, len(all_steps), figsize=(5.6 * len(all_steps), 4.5), sharey=True, squeeze=False)
     for axes, steps in zip(panels[0], all_steps, strict=True):
         for number, (method, own) in enumerate((m, line) for (m, h), line in lines.items() if h == steps):
-            axes.plot([sizes.index(n) for n in own], list(own.values()), "os^vD*PX"[number % 8] + "-", label=method)
+            means = [statistics.mean(percents) for percents in own.values()]
+            below = [mean - min(percents) for mean, percents in zip(means, own.values(), strict=True)]
+            above = [max(percents) - mean for mean, percents in zip(means, own.values(), strict=True)]
+            places = [sizes.index(name) + (number - len(lines) / 4) / 40 for name in own]  # side by side
+            marker = "os^vD*PX"[number % 8]
+            axes.errorbar(places, means, [below, above], marker=marker, linewidth=1, elinewidth=0.7, label=method)
         axes.set(title=f"H = {steps}", xticks=range(len(sizes)), xticklabels=labels, xlabel="parameters")
         axes.axhline(0, color="black", linewidth=0.8)
         axes.grid(alpha=0.3)
