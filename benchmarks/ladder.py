@@ -267,11 +267,12 @@ def plot(path: Path, num_steps: int | None) -> None:
     all_steps = sorted({steps for _, steps in lines})
     figure, panels = plt.subplots(1, len(all_steps), figsize=(5.6 * len(all_steps), 4.5), sharey=True, squeeze=False)
     for axes, steps in zip(panels[0], all_steps, strict=True):
-        for number, (method, own) in enumerate((m, line) for (m, h), line in lines.items() if h == steps):
+        methods = {method: own for (method, h), own in lines.items() if h == steps}
+        for number, (method, own) in enumerate(methods.items()):
             means = [statistics.mean(percents) for percents in own.values()]
             below = [mean - min(percents) for mean, percents in zip(means, own.values(), strict=True)]
             above = [max(percents) - mean for mean, percents in zip(means, own.values(), strict=True)]
-            places = [sizes.index(name) + (number - len(lines) / 4) / 40 for name in own]  # side by side
+            places = [sizes.index(name) + (number - len(methods) / 2) / 40 for name in own]  # side by side
             marker = "os^vD*PX"[number % 8]
             axes.errorbar(places, means, [below, above], marker=marker, linewidth=1, elinewidth=0.7, label=method)
         axes.set(title=f"H = {steps}", xticks=range(len(sizes)), xticklabels=labels, xlabel="parameters")

@@ -15,14 +15,14 @@ _TILE, _BLOCK = 4096, 256
 def dct_momentum(plan: Plan) -> Recipe:
     """The 256 largest cosine coefficients of every 64 x 64 tile of a decayed residual, then outer SGD; H = 128.
 
-    Up to a quarter where there are fewer than 64 syncs, so that each crosses four times; fewer than four send all once.
+    Up to half where there are fewer than 64 syncs, so that each crosses four times while there are at least eight.
 
     e <- beta * e + g; q = top-k of DCT(e); e <- e - q; the outer optimizer gets mean(q). Only the shared mean
     reaches the anchor. The literal update (`shared_momentum`) lets anchors differ between workers.
     """
     local_steps = plan.local_steps or 128
     start = warm_start(plan, local_steps, MUON_START)
-    share = share_to_send(plan, local_steps, start, crossings=4, least=1 / 16, most=1 / 4)
+    share = share_to_send(plan, local_steps, start, crossings=4, least=1 / 16, most=1 / 2)
     keep = _BLOCK * math.ceil(_TILE * share / _BLOCK)
     return Recipe(
         schedule=SyncSchedule(local_steps, **start),

@@ -49,8 +49,8 @@ def refuse_wrapping_later(model: nn.Module, outer_loop: OuterLoop, ranks_per_wor
 def _wrappers_of(model: nn.Module) -> list[Any]:
     """Return the wrappers that hold this model; a model does not know by whom it is held.
 
-    It goes from the model to its holders. `gc.get_objects` would hold tuples that other threads are just building, too,
-    and they fail with a `SystemError` then (python/cpython issue 107137).
+    Only the model's holders, and theirs, are looked at. `gc.get_objects` would also hold tuples that other threads are
+    just building, and these threads would fail with a `SystemError` (python/cpython issue 107137).
     """
     found, level = list[Any](), list[Any]([model])
     while level:
