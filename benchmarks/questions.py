@@ -31,7 +31,7 @@ RECIPES = [name for recipes in ladder.METHODS.values() for name in recipes]
 LRS = {
     "adamw": {"0.13M": 1e-2, "0.9M": 4e-3, "5M": 3e-3},
     "muon": {"0.13M": 1e-2, "0.9M": 7e-3, "5M": 5e-3},
-    "sparse": {"0.13M": 2e-2, "0.9M": 1e-2, "5M": 7e-3},  # Muon's in `ladder.SPARSE`, the ladder's
+    "sparse": {"0.13M": 1.4e-2, "0.9M": 1e-2, "5M": 7e-3},  # Muon's in `ladder.SPARSE`, the ladder's
 }
 
 
