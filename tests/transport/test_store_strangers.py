@@ -56,6 +56,7 @@ def test_junk_under_a_ranks_key_is_one_line_that_names_it(monkeypatch, junk):
     store = HashStore()
     store.set(KEY, junk)
     monkeypatch.setattr("isthmus.transport.rendezvous.open_store", lambda: store)
+    monkeypatch.setattr("isthmus.transport.rendezvous._SEEN_SECONDS", 0.1)  # there is no worker 1 to wait for
     link = RankLink(10.0, LinkOptions(host="127.0.0.1"))
     try:
         with pytest.raises(UserError, match="worker 1 cannot take part: ") as caught:
