@@ -252,16 +252,17 @@ def other_length(rung: str, num_steps: int | None) -> int | None:
 
 
 def plot(path: Path, num_steps: int | None) -> None:
-    """Draw the gap to `ddp` over the size, a line a method, from its newest results at every rung, of equal length.
+    """Draw the gap to `ddp` over the size, a line a method, from the newest result at every rung, of equal length.
 
     Bars reach from the lowest to the highest seed.
     """
     sizes, lines = list(RUNGS), dict[tuple[str, int], dict[str, list[float]]]()
     for name in sizes:
-        for dated in sorted(FOLDER.glob(f"*-ladder-{file_name(name, num_steps)}.json")):
-            for (method, _, steps), percents in gaps(json.loads(dated.read_text())["results"]).items():
-                if method != "alone":
-                    lines.setdefault((method, steps), {})[name] = percents
+        newest = max(FOLDER.glob(f"*-ladder-{file_name(name, num_steps)}.json"), default=None)
+        results = [] if newest is None else json.loads(newest.read_text())["results"]
+        for (method, _, steps), percents in gaps(results).items():
+            if method != "alone":
+                lines.setdefault((method, steps), {})[name] = percents
     sizes = [name for name in sizes if any(name in own for own in lines.values())]
     labels = [f"{name}\n{num_steps or RUNGS[name].steps} steps" for name in sizes]
     all_steps = sorted({steps for _, steps in lines})
