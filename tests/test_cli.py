@@ -74,7 +74,7 @@ BAD = {
     ),
     "gradients, and a mean of weights that goes further": (
         ["launch", "CONFIG", "--workers=2", "--set", "outer={recipe: muloco, gradient_compressor: {type: cast}}"],
-        "outer.schedule.warm_start_lr is 1.19, but workers that average their gradients step alike",
+        "outer.schedule.warm_start_lr is 1.41, but workers that average their gradients step alike",
     ),
     "missing data": (["train", "CONFIG", "--set", "data.source=./nowhere"], "'./nowhere' does not exist"),
     "too few steps": (["launch", "CONFIG", "--set", "train.steps=-5"], "train.steps: should be greater than 0, got -5"),
