@@ -5,21 +5,27 @@ C++ with AdamW in one process; the table has the loss of both texts on the way. 
 a time:
 
     python -m benchmarks.fine_tuning --seeds 0 1 2
+    python -m benchmarks.fine_tuning --plot    # the newest table
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import statistics
 from typing import Any
 
+import matplotlib as mpl
 import torch
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
 
 from benchmarks import batched, domains, ladder
 from benchmarks.questions import LRS, STEPS
-from benchmarks.results import write
+from benchmarks.results import FOLDER, write
 from isthmus.recipes import load_config
 
 RUNG = "0.13M"
@@ -66,11 +72,40 @@ def fine_tune(method: str, seed: int) -> list[dict[str, Any]]:
     return found
 
 
+def mean_loss(found: list[dict[str, Any]], method: str, lr: float, step: int, text: str) -> float:
+    """Return the mean loss over seeds after so many steps of fine-tuning."""
+    losses: list[float] = [f[text] for f in found if (f["method"], f["lr"], f["step"]) == (method, lr, step)]
+    return statistics.mean(losses)
+
+
+def plot() -> None:
+    """Draw the newest results, beside them: both texts' loss on the way, a line for each method and rate."""
+    path = sorted(FOLDER.glob("*-fine-tuning.json"))[-1]
+    found = json.loads(path.read_text())["results"]
+    figure, both = plt.subplots(1, 2, figsize=(10, 4.5))
+    titles = {"cpp": "C++, which is learnt", "python": "Python, learnt before"}
+    for axes, (text, title) in zip(both, titles.items(), strict=True):
+        for number, method in enumerate(METHODS):
+            for lr, style in zip(TUNED_LRS, ("-", "--"), strict=True):
+                losses = [mean_loss(found, method, lr, step, text) for step in TUNED_STEPS]
+                axes.plot(TUNED_STEPS, losses, f"C{number}{'os^v'[number]}{style}", label=f"{method}, {lr:g}")
+        axes.set(xlabel="steps of fine-tuning", ylabel="evaluation loss, nats a byte", title=title)
+        axes.grid(alpha=0.3)
+    both[1].legend(title="learnt Python with, AdamW's rate", fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    figure.tight_layout()
+    figure.savefig(path.with_suffix(".png"), dpi=110)
+
+
 def main() -> None:
     """Train, fine-tune, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    seeds = parser.parse_args().seeds
+    parser.add_argument("--plot", action="store_true", help="draw what has been measured")
+    arguments = parser.parse_args()
+    if arguments.plot:
+        plot()
+        return
+    seeds = arguments.seeds
     domains.make()
     with multiprocessing.get_context("spawn").Pool(os.cpu_count(), maxtasksperchild=1) as pool:
         plan = [(method, seed) for seed in seeds for method in METHODS]
@@ -78,10 +113,8 @@ def main() -> None:
     rows = []
     for method in METHODS:
         for lr in TUNED_LRS:
-            cells = []
-            for step in TUNED_STEPS:
-                own = [f for f in found if (f["method"], f["lr"], f["step"]) == (method, lr, step)]
-                cells += [f"{statistics.mean(f[text] for f in own):.3f}" for text in ("cpp", "python")]
+            places = [(step, text) for step in TUNED_STEPS for text in ("cpp", "python")]
+            cells = [f"{mean_loss(found, method, lr, step, text):.3f}" for step, text in places]
             rows.append([method, f"{lr:g}", *cells])
     columns = [
         "learnt Python with",

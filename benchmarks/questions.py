@@ -199,7 +199,7 @@ def plot(name: str, rung: str) -> None:
         line, place = (", ".join(labels) for labels in parts)
         lines.setdefault(line, {})[place] = gaps(case, found)
     places = list(dict.fromkeys(place for own in lines.values() for place in own))
-    figure, axes = plt.subplots(figsize=(7.5, 5))
+    figure, axes = plt.subplots(figsize=(9, 5))
     for number, (line, own) in enumerate(lines.items()):
         at, means = [places.index(place) for place in own], [statistics.mean(percents) for percents in own.values()]
         ranges = [[mean - min(each), max(each) - mean] for mean, each in zip(means, own.values(), strict=True)]
@@ -209,7 +209,8 @@ def plot(name: str, rung: str) -> None:
     )
     axes.set(ylabel=f"evaluation loss above {question.base}, %", title=f"{question.title}, {rung} parameters")
     axes.grid(alpha=0.3)
-    axes.legend(title=", ".join(question.columns[: question.num_line_labels]), fontsize=8)
+    title = ", ".join(question.columns[: question.num_line_labels])
+    axes.legend(title=title, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     figure.tight_layout()
     figure.savefig(path.with_suffix(".png"), dpi=110)
 
