@@ -157,8 +157,8 @@ def muon_start_lr(plan: Plan) -> float:
     """The outer learning rate of the warm start with Muon inside, where workers average weights: 1.41, alone 1.
 
     Muon's steps have one length, however much of a worker's gradient is the noise of its own batch, so the mean of
-    several is shorter than the step on the batch of all. With 4 to 32 workers 1.3 to 1.5 is best; what grows with their
-    number, such as M^(1/4), overshoots from 16 on (docs/learning.md).
+    several is shorter than the step on the batch of all. With 4 to 32 workers about 1.4 is best; M^(1/4), which grows
+    with their number, overshoots from 16 on (docs/learning.md).
     """
     return 1.41 if plan.num_workers > 1 else 1.0
 
