@@ -29,11 +29,12 @@ def circumstances() -> dict[str, Any]:
         ),
         platform.processor(),
     )
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return {
         "date": date.today().isoformat(),
         "commit": commit + ("+" if dirty else ""),
         "command": " ".join(["python -m benchmarks." + _module(), *sys.argv[1:]]),
-        "hardware": f"{cpu}, {len(os.sched_getaffinity(0))} cores",
+        "hardware": f"{cpu}, {len(os.sched_getaffinity(0))} cores{gpu}",
         "torch": torch.__version__,
         "python": platform.python_version(),
     }

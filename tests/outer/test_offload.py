@@ -163,6 +163,7 @@ def after_steps_on(device: str, offload: Offload) -> list[torch.Tensor]:
                 param.add_(param.cos(), alpha=0.01)
         loop.step()
     loop.close()
+    loop.state.offload.put_all()
     return [*model.parameters(), *(anchor for fragment in loop.state.fragments for anchor in fragment.anchor)]
 
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from typing_extensions import override
 
+from isthmus.core.streams import finish_copies, hand_over
 from isthmus.core.types import Peers
 from isthmus.link.lane import num_bulk_lanes
 from isthmus.transport.base import ElasticPart, PeerLost, Replica, TransportError
@@ -236,7 +237,10 @@ class _LocalPeers(BufferPeers):
         world, key = self._transport.world, (self.outer_step, self.rank)
         lost = key in world.lost
         world.lost.discard(key)
-        return world.enter(self.rank, _Arrival(kind, self._transport.now(), buffer, sizes, lost))
+        finish_copies(buffer.device)  # on a GPU the peers' streams would not wait for this thread's
+        arrivals = world.enter(self.rank, _Arrival(kind, self._transport.now(), buffer, sizes, lost))
+        hand_over(arrival.buffer for arrival in arrivals)
+        return arrivals
 
     def _finish(self, arrivals: list[_Arrival], seconds: float) -> None:
         self._transport.wait_until(max(arrival.start for arrival in arrivals) + seconds)
