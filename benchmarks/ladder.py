@@ -39,7 +39,7 @@ from benchmarks.results import FOLDER, write
 CONFIG = Path(__file__).with_suffix(".yaml")
 OUTPUT = Path("runs/ladder")
 WORKERS = 4
-CORES_A_RUN = 3  # on a GPU: 25M takes 42 ms a step (H200, 16 cores), alone and as one of five runs at once
+CORES_A_RUN = 3  # on a GPU; five of 25M on an H200 with 16 cores took 42 ms a step, as one alone
 SPARSE = ("dct_momentum", "dilocox", "sparseloco")  # their recipes have 1.4 times Muon's usual rate
 METHODS = {
     "adamw": ("diloco", "opendiloco", "streaming"),
@@ -65,6 +65,11 @@ class Rung:
     adamw: tuple[float, ...]  # the learning rates that are searched for ddp
     muon: tuple[float, ...]
     precision: str = "float32"
+
+    @property
+    def num_tokens(self) -> int:
+        """Of a worker's batch."""
+        return self.batch_size * self.sequence_length
 
     def overrides(self) -> list[str]:
         """Return the settings of a run."""
@@ -256,7 +261,7 @@ def other_length(rung: str, num_steps: int | None) -> int | None:
 def plot(path: Path, num_steps: int | None) -> None:
     """Draw the gap to `ddp` over the size, a line a method, from the newest result at every rung, of equal length.
 
-    Bars reach from the lowest to the highest seed.
+    Bars reach from the lowest to the highest seed. H has a panel where several sizes have been measured with it.
     """
     sizes, lines = list(RUNGS), dict[tuple[str, int], dict[str, list[float]]]()
     for name in sizes:
@@ -266,8 +271,11 @@ def plot(path: Path, num_steps: int | None) -> None:
             if method != "alone":
                 lines.setdefault((method, steps), {})[name] = percents
     sizes = [name for name in sizes if any(name in own for own in lines.values())]
-    labels = [f"{name}\n{num_steps or RUNGS[name].steps} steps" for name in sizes]
-    all_steps = sorted({steps for _, steps in lines})
+    labels = [f"{name}\n{num_steps or RUNGS[name].steps} steps\nof {RUNGS[name].num_tokens:,}" for name in sizes]
+    sizes_by_steps: dict[int, set[str]] = {}
+    for (_, steps), own in lines.items():
+        sizes_by_steps.setdefault(steps, set()).update(own)
+    all_steps = sorted(steps for steps, own in sizes_by_steps.items() if len(own) > 1)
     figure, panels = plt.subplots(1, len(all_steps), figsize=(5.6 * len(all_steps), 4.5), sharey=True, squeeze=False)
     for axes, steps in zip(panels[0], all_steps, strict=True):
         methods = {method: own for (method, h), own in lines.items() if h == steps}
@@ -278,11 +286,16 @@ def plot(path: Path, num_steps: int | None) -> None:
             places = [sizes.index(name) + (number - len(methods) / 2) / 40 for name in own]  # side by side
             marker = "os^vD*PX"[number % 8]
             axes.errorbar(places, means, [below, above], marker=marker, linewidth=1, elinewidth=0.7, label=method)
-        axes.set(title=f"H = {steps}", xticks=range(len(sizes)), xticklabels=labels, xlabel="parameters")
+        axes.set(
+            title=f"H = {steps}",
+            xticks=range(len(sizes)),
+            xticklabels=labels,
+            xlabel="parameters; tokens a worker and step",
+        )
         axes.axhline(0, color="black", linewidth=0.8)
         axes.grid(alpha=0.3)
     panels[0][0].set_ylabel("evaluation loss above ddp, %")
-    panels[0][-1].legend(fontsize=8)
+    panels[0][-1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 

@@ -243,9 +243,10 @@ def gathers(codec: Codec, num_peers: int) -> bool:
     return num_peers <= 2
 
 
-def is_finite(values: torch.Tensor) -> bool:
-    """Whether all values are finite: equal bits give the same answer on every machine."""
-    return values.numel() == 0 or all(bool(extreme.isfinite()) for extreme in values.aminmax())  # NaN wins both
+def is_finite(*tensors: torch.Tensor) -> bool:
+    """Whether all values are finite: equal bits give the same answer on every machine. A GPU is waited for once."""
+    extremes = [extreme for tensor in tensors if tensor.numel() for extreme in tensor.aminmax()]  # NaN wins both
+    return not extremes or bool(torch.stack(extremes).isfinite().all())
 
 
 def gather_parts(encoded: torch.Tensor, sizes: list[int], peers: Peers) -> torch.Tensor:

@@ -101,7 +101,7 @@ class GradientMean:
         except NotFinite as error:
             reason = str(error)
         norm, cosine, _ = compare(mean, local, [], peers)
-        if not reason and not all(map(is_finite, mean)):
+        if not reason and not is_finite(*mean):
             reason = "the mean gradient is not finite"
         if reason:
             mean = [torch.full_like(tensor, math.nan) for tensor in local]

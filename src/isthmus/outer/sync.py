@@ -137,7 +137,7 @@ class Exchange:
             average.reason = str(NotFinite(faulty))
         if not average.reason and not math.isfinite(average.norm):
             average.reason = "the mean pseudo-gradient is not finite"
-        if not average.reason and not all(map(is_finite, average.buffers)):
+        if not average.reason and not is_finite(*average.buffers):
             average.reason = "the mean of a buffer is not finite"
         return average
 
@@ -191,12 +191,13 @@ def traffic_of_worker(peers: Peers, message_fraction: float) -> tuple[int, int, 
 
 def compare(mean: Tensors, local: Tensors, faulty: list[int], peers: Peers) -> tuple[float, float, list[int]]:
     """Return, of the whole worker, the mean's norm, its cosine with the local one, and the ranks found faulty."""
+    flat = [(m.reshape(-1), o.reshape(-1)) for m, o in zip(mean, local, strict=False)]
+    dots = [torch.stack([torch.dot(m, m), torch.dot(o, o), torch.dot(m, o)]) for m, o in flat]
     squares, own_squares, product = 0.0, 0.0, 0.0
-    for m, o in zip(mean, local, strict=False):
-        m, o = m.reshape(-1), o.reshape(-1)
-        squares += float(torch.dot(m, m))
-        own_squares += float(torch.dot(o, o))
-        product += float(torch.dot(m, o))
+    for of_tensor in torch.stack(dots).tolist() if dots else []:  # one wait for a GPU, not three for each tensor
+        squares += of_tensor[0]
+        own_squares += of_tensor[1]
+        product += of_tensor[2]
     bad = [float(rank in faulty) for rank in range(peers.size)]
     sums = torch.tensor([squares, own_squares, product, *bad], dtype=torch.float64)
     parts = peers.worker_group.all_gather([sums])
