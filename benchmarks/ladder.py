@@ -39,7 +39,7 @@ from benchmarks.results import FOLDER, write
 CONFIG = Path(__file__).with_suffix(".yaml")
 OUTPUT = Path("runs/ladder")
 WORKERS = 4
-CORES_A_RUN = 3  # on a GPU; five of 25M on an H200 with 16 cores took 42 ms a step, as one alone
+CORES_A_RUN = 3  # on a GPU: `muloco` at 25M took 42 ms a step on an H200 with 16 cores, alone and as one of five
 SPARSE = ("dct_momentum", "dilocox", "sparseloco")  # their recipes have 1.4 times Muon's usual rate
 METHODS = {
     "adamw": ("diloco", "opendiloco", "streaming"),

@@ -7,18 +7,19 @@ from isthmus.outer.communication_thread import CommunicationThread
 from isthmus.transport.local import Local, LocalWorld, run_workers
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-WORKERS, VALUES, ROUNDS = 4, 1 << 21, 8
+WORKERS, ROUNDS = 4, 8
+VALUES, WIDTH = (1 << 21, 1024) if torch.cuda.is_available() else (1 << 12, 32)
 
 
 def exchange_in_rounds(rank: int, transport: Local) -> list[bool]:
     """Whether every round brought what the peers sent, whose streams are busy with other work before that."""
     thread, right = CommunicationThread(DEVICE), list[bool]()
-    busy = torch.ones(1024, 1024, device=DEVICE)
+    busy = torch.ones(WIDTH, WIDTH, device=DEVICE)
 
     def exchange(number: int) -> bool:
         other = busy
         for _ in range(20 * rank):
-            other = other @ busy / 1024
+            other = other @ busy / WIDTH
         own = other.flatten()[:1] * torch.full((VALUES,), rank + 4.0 * number, device=DEVICE)
         peers = transport.quorum(number)
         (mean,) = peers.all_reduce_mean([own])

@@ -194,10 +194,10 @@ def compare(mean: Tensors, local: Tensors, faulty: list[int], peers: Peers) -> t
     flat = [(m.reshape(-1), o.reshape(-1)) for m, o in zip(mean, local, strict=False)]
     dots = [torch.stack([torch.dot(m, m), torch.dot(o, o), torch.dot(m, o)]) for m, o in flat]
     squares, own_squares, product = 0.0, 0.0, 0.0
-    for of_tensor in torch.stack(dots).tolist() if dots else []:  # one wait for a GPU, not three for each tensor
-        squares += of_tensor[0]
-        own_squares += of_tensor[1]
-        product += of_tensor[2]
+    for square, own_square, dot in torch.stack(dots).tolist() if dots else []:  # a GPU is waited for once
+        squares += square
+        own_squares += own_square
+        product += dot
     bad = [float(rank in faulty) for rank in range(peers.size)]
     sums = torch.tensor([squares, own_squares, product, *bad], dtype=torch.float64)
     parts = peers.worker_group.all_gather([sums])
