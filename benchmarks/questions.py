@@ -71,7 +71,7 @@ def make_base(run: ladder.Run) -> ladder.Run:
 def start(rung: str) -> Iterator[Case]:
     """How long is the synchronous start?"""
     for recipe in ("diloco", "muloco"):
-        for steps in (0, STEPS // 8, STEPS // 4):
+        for steps in (0, STEPS // 4, STEPS // 2, 3 * STEPS // 4):
             run = make_run(rung, recipe, 30, f"outer.schedule.warm_start_steps={steps}")
             yield Case((recipe, str(steps)), run, make_base(run))
 
