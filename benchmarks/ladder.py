@@ -34,6 +34,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from benchmarks import batched
+from benchmarks.python_text import LARGE, make_large
 from benchmarks.results import FOLDER, write
 
 CONFIG = Path(__file__).with_suffix(".yaml")
@@ -65,6 +66,7 @@ class Rung:
     adamw: tuple[float, ...]  # the learning rates that are searched for ddp
     muon: tuple[float, ...]
     precision: str = "float32"
+    source: str = "stdlib"  # of text: runs that read it more than once say little (`benchmarks/repeated_text.py`)
 
     @property
     def num_tokens(self) -> int:
@@ -77,6 +79,7 @@ class Rung:
         sizes = f"hidden_size: {self.hidden_size}, num_layers: {self.num_layers}, num_heads: {heads}"
         return [
             f"model={{type: gpt_neox, {sizes}, vocab_size: 256, sequence_length: {self.sequence_length}}}",
+            f"data.source={self.source}",
             f"inner.batch_size={self.batch_size}",
             f"inner.precision={self.precision}",
             f"train.steps={self.steps}",
@@ -89,8 +92,8 @@ RUNGS = {
     "0.13M": Rung(64, 2, 64, 8, 3000, (5e-3, 1e-2, 1.4e-2, 2e-2), (7e-3, 1e-2, 1.4e-2, 2e-2)),
     "0.9M": Rung(128, 4, 64, 8, 1500, (2e-3, 4e-3, 8e-3), (5e-3, 7e-3, 1e-2, 1.4e-2), FAST),
     "5M": Rung(256, 6, 128, 8, 1500, (1.5e-3, 3e-3, 6e-3), (3.5e-3, 5e-3, 7e-3, 1e-2, 1.4e-2), FAST),
-    "25M": Rung(512, 8, 256, 16, 1500, (1e-3, 1.5e-3, 2e-3, 3e-3), (3.5e-3, 5e-3, 7e-3, 1e-2, 1.4e-2), FAST),
-    "100M": Rung(768, 14, 512, 16, 3000, (5e-4, 7e-4, 1e-3), (7e-3, 1e-2, 1.4e-2), FAST),
+    "25M": Rung(512, 8, 256, 16, 1500, (1e-3, 1.5e-3, 2e-3, 3e-3), (3.5e-3, 5e-3, 7e-3, 1e-2, 1.4e-2), FAST, LARGE),
+    "100M": Rung(768, 14, 512, 16, 3000, (5e-4, 7e-4, 1e-3), (7e-3, 1e-2, 1.4e-2), FAST, LARGE),
 }
 
 
@@ -117,7 +120,7 @@ class Run:
         """Train, unless that has been done; return what came of it."""
         name = f"{self.method}-{self.workers}-{self.inside}-{self.lr:g}-H{self.local_steps}-seed{self.seed}"
         data = [] if self.shares is None else [self.shares.name]
-        path = OUTPUT / self.rung / ("-".join([name, *data, *self.more]) + ".json")
+        path = OUTPUT / self.rung / ("-".join([name, *data, *self.more]).replace("/", "-") + ".json")
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(asdict(batched.run(CONFIG, self._overrides(), self.shares))))
@@ -160,6 +163,8 @@ class Climb:
 
     def measure(self, local_steps: list[int], seeds: list[int], only: list[str]) -> None:
         """Search the baselines' rates, then run every method, or only some."""
+        if self.rung.source == LARGE:
+            make_large()
         methods_by_inside = {
             inside: chosen
             for inside, methods in METHODS.items()

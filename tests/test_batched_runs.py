@@ -6,13 +6,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
-from benchmarks import batched, ladder
+from benchmarks import batched, ladder, python_text, repeated_text
 from torch import nn
 
 from isthmus.config import RunConfig
+from isthmus.data.text import Text
 from isthmus.recipes import load_config
 from tests.launched import ROOT, finish
 from tests.program import Program
@@ -165,6 +167,33 @@ def test_a_narrower_search_tries_the_given_rates_and_no_others(ran: list[ladder.
     tried = {(run.inside, run.lr) for run in ran if run.method == "ddp"}
     assert tried == {("muon", 0.003), ("muon", 0.005), *(("adamw", lr) for lr in climb.rung.adamw)}
     assert [run.lr for run in ran if run.method == "dilocox"] == [0.0035]  # the rung's next, though not tried
+
+
+def test_a_part_of_the_text_has_the_size_asked_for_and_the_same_held_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(python_text, "FOLDER", tmp_path / "text")
+    monkeypatch.setattr(ladder, "OUTPUT", tmp_path / "runs")
+    monkeypatch.setattr(batched, "run", lambda config, overrides, shares: batched.RunResult(1.0, {}, 2))
+    small, large, whole = (repeated_text.make_plan(num_bytes, [0])[0] for num_bytes in (100_000, 200_000, 100_000_000))
+    opened = [Text(source=run.more[0].removeprefix("data.source=")).open(64) for run in (small, large, whole)]
+    library = Text().open(64)
+    assert [len(text.train) for text in opened[:2]] == [pytest.approx(size, rel=0.02) for size in (100_000, 200_000)]
+    assert len(opened[2].train) == len(library.train)
+    assert all(np.array_equal(text.held_out, library.held_out) for text in opened)
+    assert small.result()["sent_bytes"] == 2
+    assert len([path for path in (tmp_path / "runs" / repeated_text.RUNG).iterdir() if path.suffix == ".json"]) == 1
+
+
+def test_a_rung_whose_run_is_long_reads_a_large_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: list[ladder.Run]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    climb = ladder.Climb("25M", searched={"muon": (0.005,)})
+    climb.measure([30], [0], ["muloco"])
+    read = ladder.WORKERS * climb.rung.num_tokens * climb.rung.steps
+    config = load_config(ladder.CONFIG, ran[0]._overrides())
+    assert len(Text(source=config.data["source"]).open(256).train) > read
 
 
 def test_names_a_layer_that_cannot_be_stacked() -> None:
