@@ -66,7 +66,7 @@ class Rung:
     adamw: tuple[float, ...]  # the learning rates that are searched for ddp
     muon: tuple[float, ...]
     precision: str = "float32"
-    source: str = "stdlib"  # of text: runs that read it more than once say little (`benchmarks/repeated_text.py`)
+    source: str = "stdlib"  # of text; to read it again flatters the methods (`benchmarks/repeated_text.py`)
 
     @property
     def num_tokens(self) -> int:
