@@ -123,7 +123,7 @@ class Run:
 
     def _train(self) -> dict[str, float]:
         torch.set_num_threads(1)
-        lr = 2 * LR if self.recipe in ladder.SPARSE else LR
+        lr = 1.4 * LR if self.recipe in ladder.SPARSE else LR
         optimizer = f"inner.optimizer={{type: {self.inside}, lr: {lr:.6f}}}"
         settings = [f"outer.recipe={self.recipe}", optimizer, f"train.seed={self.seed}", *SETTINGS]
         settings += [f"model.norm={self.norm}"]
