@@ -26,7 +26,7 @@ class LowRank:
 
     The columns of P, which all workers share, span a part of the smaller side: a matrix that is taller than wide is
     turned. So r of min(n, m) directions of each worker's own matrix are sent, noise included. On the larger side they
-    were r of max(n, m), and error feedback kept the rest for as many times longer (docs/learning.md).
+    were r of max(n, m), and error feedback kept the rest for as many times longer (docs/log.md).
 
     What a lossy factor compressor does not send of A^T P stays in the residual, so the mean of what was sent is
     exact. Workers agree bit for bit where their matrix products do: on machines of one kind.

@@ -158,7 +158,7 @@ def muon_start_lr(plan: Plan) -> float:
 
     Muon's steps have one length, however much of a worker's gradient is the noise of its own batch, so the mean of
     several is shorter than the step on the batch of all. With 4 to 32 workers about 1.4 is best; M^(1/4), which grows
-    with their number, overshoots from 16 on (docs/learning.md).
+    with their number, overshoots from 16 on (docs/log.md).
     """
     return 1.41 if plan.num_workers > 1 else 1.0
 

@@ -26,7 +26,7 @@ def dilocox(plan: Plan) -> Recipe:
     The rank is a share of each matrix's smaller side, the smaller the more syncs there are, at least an eighth. Muon's
     steps have no small singular values, so a rank that does not grow with the model would leave ever more behind, and
     twice as many directions in 2 bits are worth more than the paper's 4 bits. A matrix whose factors would be no
-    smaller than itself crosses whole, in 2 bits, too (docs/learning.md).
+    smaller than itself crosses whole, in 2 bits, too (docs/log.md).
 
     The paper's one-step delay (`Replace` with tau = H) discards what was learnt while a sync was under way; half of it
     is kept here, and where few syncs come they are shorter than a round (`delay`). "Dual optimizer policy" needs no

@@ -9,7 +9,7 @@ def muloco(plan: Plan) -> Recipe:
     """Muon inside; 2-bit pseudo-gradients with error feedback; outer Nesterov; H = 30.
 
     The scales of 2 bits are per 32 values, in a byte: 2.25 bits a value. With 128 values to a scale of 16 bits (2.125
-    bits) it learns less (docs/learning.md).
+    bits) it learns less (docs/log.md).
     """
     local_steps = plan.local_steps or 30
     start = warm_start(plan, local_steps, MUON_START)

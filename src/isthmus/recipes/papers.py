@@ -4,7 +4,7 @@
 
 None of them has a synchronous start, and all but `muloco` have AdamW inside. The papers' runs are long (hundreds of
 outer steps) and begin from trained weights or with tens of thousands of sequences a step; docs/learning.md says what
-becomes of them in shorter ones. What could not be read in a paper is named where it stands.
+the start is worth in shorter ones. What could not be read in a paper is named where it stands.
 """
 
 from isthmus.compress import Cast, Compressor

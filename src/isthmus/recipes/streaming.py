@@ -12,7 +12,7 @@ def streaming(plan: Plan) -> Recipe:
     Lines of the paper: "(t - t_p) mod H = 0" is `SyncSchedule.begins`, "(t - t_p - tau) mod H = 0" is `finishes`;
     "theta <- alpha * theta + (1 - alpha) * anchor" is `Mix`. At most 2 fragments here: small models have few blocks.
     alpha is 0, which the paper finds as good as its 0.5: where momentum runs ahead of the workers, the half of the
-    local values that 0.5 keeps holds the anchor back (docs/learning.md).
+    local values that 0.5 keeps holds the anchor back (docs/log.md).
     """
     local_steps = plan.local_steps or 100
     fragments, start = 2 if local_steps % 2 == 0 else 1, adamw_start(plan, local_steps)
