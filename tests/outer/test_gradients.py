@@ -112,6 +112,26 @@ def test_a_gradient_that_is_not_finite_is_left_out() -> None:
         assert report.left_out == {2: "its contribution is not finite"}
 
 
+def test_a_gradient_is_too_long_only_beside_the_longest_usual_one() -> None:
+    """Where all but one have learnt their own data, its gradient is long beside theirs, and counts."""
+    lengths = [1.0, *12 * [0.01], 0.5, 20.0]  # of the third worker's; the others' are at most 1
+
+    def last_reports(rank, transport) -> list[dict[int, str]]:
+        model = make_model()
+        loop, found = make_loop(transport, model, warm_start_steps=len(lengths)), []
+        for length in lengths:
+            for param in model.parameters():
+                param.grad = torch.full_like(param, length if rank == 2 else min(length, 0.01 if found else 1.0))
+            loop.average_gradients(model.parameters())
+            found += [report.left_out for report in loop.step() if report.fragment == "gradients"]
+        loop.close()
+        return found
+
+    for *kept, last in run_workers(LocalWorld(3), last_reports):
+        assert kept == [{}] * (len(lengths) - 1)
+        assert last.keys() == {2}
+
+
 def test_where_no_gradient_is_finite_all_workers_have_nan() -> None:
     for grads, report in run_workers(LocalWorld(2), partial(average, gradients=2 * [[float("inf")] * 4])):
         assert all(bool(grad.isnan().all()) for grad in grads)
