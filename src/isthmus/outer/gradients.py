@@ -94,8 +94,7 @@ class GradientMean:
         peers, state = self.transport.quorum(step), copy_dicts(self.state)
         mean, reason, left_out = list[torch.Tensor](), "", dict[int, str]()
         try:
-            screened = self.guard.screen(local, 1, 0, state, peers)
-            _remember_longest(state)
+            screened = self.guard.screen(local, 1, 0, state, peers, remembers_largest=True)
             peers.weights, left_out, reason = screened.weights, screened.left_out, screened.refusal
             if not reason:
                 mean, _ = self.compressor.average(screened.own, state, peers, with_residual=False)
@@ -124,16 +123,6 @@ class GradientMean:
             left_out=left_out,
         )
         return mean, report, end
-
-
-def _remember_longest(state: State) -> None:
-    """Have the guard call a gradient too long only beside the usual one of the whole start, not of its last steps.
-
-    Little is left of the gradients of workers whose own data are learnt. Beside those the one with a class still to
-    learn looks far too long; left out, it would forget the class, and its gradient would grow.
-    """
-    if "peer_scales" in state:
-        state["peer_scales"] = [max(state["peer_scales"])]
 
 
 def _gradient(param: nn.Parameter) -> torch.Tensor:

@@ -76,6 +76,7 @@ class Guard:
         peers: Peers,
         faulty: bool = False,
         asks_rollback: bool = False,
+        remembers_largest: bool = False,
     ) -> Screened:
         """Exchange reports, and judge them alike on all workers.
 
@@ -88,6 +89,9 @@ class Guard:
             peers: before anything is averaged.
             faulty: this worker's message proved bad in an earlier attempt at this sync (`NotFinite`).
             asks_rollback: this worker's evaluation has exploded.
+            remembers_largest: keep the largest median scale of all commits, not those of the last ones. Gradients need
+                it: little is left of them where workers have learnt their own data, so that the gradient of the one
+                with a class still to learn looks too long; left out, it forgets the class, and its gradient grows.
         """
         state.pop("peer_norms", None)  # which former versions kept, without regard to steps
         history: list[float] = state.get("peer_scales", [])
@@ -108,7 +112,8 @@ class Guard:
             return Screened(own, peers.weights, left_out, f"nobody is left: {describe_left_out(left_out)}")
         moved = _moved(reports, weights)
         if moved:
-            state["peer_scales"] = [*history, median_low(moved)][-_HISTORY:]
+            scales = [*history, median_low(moved)]
+            state["peer_scales"] = [max(scales)] if remembers_largest else scales[-_HISTORY:]
         return Screened(own, weights, left_out)
 
 
