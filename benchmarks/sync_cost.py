@@ -16,7 +16,6 @@ import copy
 import multiprocessing
 import os
 import secrets
-import socket
 import statistics
 import threading
 import time
@@ -33,6 +32,7 @@ from isthmus.recipes import RECIPES, load_config
 from isthmus.recipes.base import Plan
 from isthmus.train import assemble
 from isthmus.transport import Transport
+from isthmus.transport.address import free_port
 from isthmus.transport.local import Local, LocalWorld
 from isthmus.transport.torch_dist import TorchDist
 
@@ -100,9 +100,7 @@ def sync_seconds(name: str, model: nn.Module) -> float:
 
 def link_seconds(name: str, model: nn.Module) -> float:
     """The same of a process whose messages cross the link."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(WORKERS)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(WORKERS)}
     os.environ["ISTHMUS_RUN_SECRET"] = secrets.token_hex()
     with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
         return max(pool.starmap(over_link, [(name, model, rank) for rank in range(WORKERS)], chunksize=1))

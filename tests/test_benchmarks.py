@@ -1,7 +1,6 @@
 """What the benchmarks compare is comparable."""
 
 import json
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ from benchmarks.runs import launch
 
 from isthmus.recipes import load_config
 from isthmus.train import assemble
+from isthmus.transport.address import free_port
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -91,8 +91,7 @@ def test_a_finished_run_is_not_repeated(tmp_path):
 def test_a_link_of_sockets_moves_what_it_is_given_and_ends_on_both_sides(tmp_path, num_threads):
     """Messages of unlike sizes one after another, a peer ahead of the other; an abort in the middle of a transfer."""
     make_keys(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     sizes = [3_000_000, 10, 1, 700_001, 2_000_000]
     aborting = threading.Event()
 

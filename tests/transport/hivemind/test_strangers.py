@@ -103,7 +103,9 @@ def test_a_strangers_records_do_not_separate_the_workers(workers, stranger, capl
     assert len(named) == len(set(named)) > 0
 
 
-@pytest.mark.parametrize("value", [b"junk", 7, None, ["a"], "x" * 10_000], ids=repr)
+@pytest.mark.parametrize(
+    "value", [b"junk", 7, None, ["a"], "x" * 10_000], ids=["bytes", "number", "nothing", "list", "long text"]
+)
 def test_junk_in_the_dht_is_ignored(workers, stranger, value):
     one, own = stranger(), stranger(record_validator=SignatureValidator(Identity.generate()))
     for key in keys_of(workers[0]):
