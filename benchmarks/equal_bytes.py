@@ -23,7 +23,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 from benchmarks import ladder
-from benchmarks.questions import LRS, RECIPES, STEPS, make_base, make_run
+from benchmarks.questions import LRS, METHODS, STEPS, make_base, make_run
 from benchmarks.results import write
 from isthmus.models import outline
 from isthmus.recipes import load_config
@@ -71,7 +71,7 @@ class Measured:
 
 def points(rung: str) -> Iterator[Point]:
     """Yield all points of a rung."""
-    for recipe in RECIPES:
+    for recipe in METHODS:
         for local_steps in ALL_LOCAL_STEPS:
             yield Point(recipe, local_steps, "", make_run(rung, recipe, local_steps))
     for recipe, (setting, values) in DENSITIES.items():

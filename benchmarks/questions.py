@@ -25,9 +25,11 @@ import matplotlib.pyplot as plt
 from benchmarks import domains, ladder
 from benchmarks.batched import Amounts, Domains
 from benchmarks.results import FOLDER, write
+from isthmus.recipes import RECIPES, Plan
 
 STEPS = 1000
-RECIPES = [name for recipes in ladder.METHODS.values() for name in recipes]
+METHODS = [name for methods in ladder.METHODS.values() for name in methods]
+_OF_START = ("warm_start_steps", "warm_start_every", "warm_start_lr")
 LRS = {
     "adamw": {"0.13M": 1e-2, "0.9M": 4e-3, "5M": 3e-3},
     "muon": {"0.13M": 1e-2, "0.9M": 7e-3, "5M": 5e-3},
@@ -111,7 +113,7 @@ def outer_lr(rung: str) -> Iterator[Case]:
 def unequal(rung: str) -> Iterator[Case]:
     """What does it cost that every worker has texts of its own kind?"""
     sources = domains.make()
-    for recipe in RECIPES:
+    for recipe in METHODS:
         for dealt in (True, False):
             run = replace(make_run(rung, recipe, 30), shares=Domains(sources, dealt))
             base = replace(make_base(run), shares=Domains(sources, dealt=True))
@@ -126,7 +128,7 @@ def amounts(rung: str) -> Iterator[Case]:
         ("8, 4, 2, 2", "equal"): Amounts(rows, weighted=False),
         ("8, 4, 2, 2", "by tokens"): Amounts(rows, weighted=True),
     }
-    for recipe in RECIPES:
+    for recipe in METHODS:
         run = make_run(rung, recipe, 30, f"inner.batch_size={sum(rows) // len(rows)}")
         base = replace(make_base(run), more=run.more)
         for labels, own in shares.items():
@@ -135,10 +137,27 @@ def amounts(rung: str) -> Iterator[Case]:
 
 def alone(rung: str) -> Iterator[Case]:
     """Is a recipe ever worse than one worker alone with its inner optimizer?"""
-    for recipe in RECIPES:
+    for recipe in METHODS:
         for local_steps in (10, 200):
             run = make_run(rung, recipe, local_steps)
             yield Case((recipe, str(local_steps)), run, replace(make_base(run), workers=1))
+
+
+def adamw(rung: str) -> Iterator[Case]:
+    """What do recipes that have Muon inside lose with AdamW in its place, by AdamW's rules and by Muon's?"""
+    for recipe in ladder.METHODS["muon"]:
+        for local_steps, rules in ((30, "adamw"), (30, "muon"), (100, "adamw")):
+            more = _muon_rules(recipe, local_steps) if rules == "muon" else ()
+            run = replace(make_run(rung, recipe, local_steps, *more), inside="adamw", lr=LRS["adamw"][rung])
+            yield Case((recipe, str(local_steps), rules), run, make_base(run))
+
+
+def _muon_rules(recipe: str, local_steps: int) -> tuple[str, ...]:
+    """Return what a recipe has by Muon's rules, as overrides."""
+    made = RECIPES.get(recipe)(Plan(ladder.WORKERS, STEPS, local_steps, inner_optimizer="muon"))
+    schedule, optimizer = made.schedule, made.optimizer
+    start = [f"outer.schedule.{name}={getattr(schedule, name)}" for name in _OF_START]
+    return (*start, *([f"outer.optimizer.momentum={optimizer['momentum']}"] if "momentum" in optimizer else []))
 
 
 QUESTIONS = {
@@ -149,6 +168,7 @@ QUESTIONS = {
     "momentum": Question("The outer momentum", ("recipe", "H", "momentum"), momentum, 2),
     "outer_lr": Question("The outer learning rate", ("workers", "outer learning rate"), outer_lr),
     "alone": Question("Recipes and one worker alone", ("recipe", "H"), alone, base="alone"),
+    "adamw": Question("AdamW in the place of Muon", ("recipe", "H", "rules of"), adamw),
 }
 
 

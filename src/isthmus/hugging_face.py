@@ -13,6 +13,7 @@ from typing_extensions import override
 from isthmus.core import State, SyncReport, UserError
 from isthmus.outer import OuterLoop, fingerprint
 from isthmus.recipes import Plan, Recipe, attach
+from isthmus.recipes.base import InnerOptimizer, whose_rules
 from isthmus.transport.elastic.worker_ranks import worker_number
 from isthmus.transport.rendezvous import find_world
 
@@ -34,7 +35,8 @@ class OuterLoopCallback(TrainerCallback):
 
     Args:
         recipe: as for `attach`.
-        options: more of `attach`, such as `local_steps`; the steps are the Trainer's own.
+        options: more of `attach`, such as `local_steps`; the steps are the Trainer's own, and so is the inner
+            optimizer: Muon, by the name of its class, or any other.
     """
 
     def __init__(self, recipe: str | Recipe | Callable[[Plan], Recipe], **options: Any) -> None:
@@ -69,7 +71,8 @@ class OuterLoopCallback(TrainerCallback):
         model = others["model"]
         _save_on_every_rank(model)
         saved = _load(_path(args, state), model) if state.global_step else None
-        options = {"averages_gradients": not args.fp16, **self.options}
+        inside = _inner_optimizer(others["optimizer"])
+        options = {"averages_gradients": not args.fp16, "inner_optimizer": inside, **self.options}
         self.outer_loop = attach(self.recipe, model, state.max_steps, state_dict=saved, **options)
 
     @override
@@ -112,6 +115,12 @@ def _see_one_process(args: TrainingArguments) -> None:
     for state in (args.distributed_state, AcceleratorState()):
         state.distributed_type = DistributedType.NO
         state.num_processes, state.process_index, state.local_process_index = 1, 0, 0
+
+
+def _inner_optimizer(optimizer: Any) -> InnerOptimizer:
+    """Return whose rules suit the Trainer's optimizer, which accelerate has wrapped."""
+    own = getattr(optimizer, "optimizer", optimizer)
+    return whose_rules(*(type(each).__name__ for each in (own, *getattr(own, "parts", ()))))
 
 
 def _save_on_every_rank(model: nn.Module) -> None:

@@ -113,10 +113,10 @@ def test_the_outer_optimizer_follows_workers_and_h():
 
 
 def test_the_warm_start_is_half_of_the_run_at_most_800_steps():
-    starts = [warm_start(Plan(4, steps), 100, every=16) for steps in (3, 7, 1500, 10**6)]
+    starts = [warm_start(Plan(4, steps), 100, muon_every=16) for steps in (3, 7, 1500, 10**6)]
     assert [start["warm_start_steps"] for start in starts] == [0, 0, 736, 800]
     assert {start["warm_start_every"] for start in starts} == {16}
-    assert warm_start(Plan(4, steps=1000), 3, every=16) == {"warm_start_steps": 498, "warm_start_every": 3}
+    assert warm_start(Plan(4, steps=1000), 3, muon_every=16) == {"warm_start_steps": 498, "warm_start_every": 3}
 
 
 def test_the_less_a_recipe_sends_the_fewer_syncs_its_start_has():
@@ -161,6 +161,22 @@ def test_with_muon_inside_the_start_goes_further_than_the_mean_of_several_worker
     assert [start_lr("muloco", workers) for workers in (1, 2, 4, 16)] == [1, 1.41, 1.41, 1.41]
     assert start_lr("eager", 4) == 1.41
     assert {start_lr(name, 4) for name in ("diloco", "opendiloco", "streaming", "muloco_paper")} == {1}
+
+
+def test_recipes_with_muon_inside_get_the_rules_of_adamw_where_the_user_has_chosen_that():
+    for name in ("muloco", "eager", "dct_momentum", "dilocox", "sparseloco"):
+        schedule = RECIPES.get(name)(Plan(4, 1000, 30, inner_optimizer="adamw")).schedule
+        assert (schedule.warm_start_steps, schedule.warm_start_every, schedule.warm_start_lr) == (500, 2, 1)
+    for name, inside, momentum in [("muloco", "adamw", 0.8), ("muloco", "muon", 0.6), ("diloco", "muon", 0.6)]:
+        assert RECIPES.get(name)(Plan(4, 1000, 30, inner_optimizer=inside)).optimizer["momentum"] == momentum
+    for inside in (None, "muon"):
+        assert str(RECIPES.get("muloco")(Plan(4, 1000, 30, inner_optimizer=inside))) == str(recipe("muloco"))
+
+
+@pytest.mark.parametrize(("inner", "every"), [("{lr: 0.02}", 8), ("{type: muon}", 8), ("{type: adamw, lr: 0.02}", 2)])
+def test_what_a_configuration_has_inside_decides_on_the_rules(inner, every):
+    outer = load_config(None, ["outer.recipe=muloco", f"inner.optimizer={inner}"]).outer
+    assert outer.schedule.warm_start_every == every
 
 
 def test_the_syncs_of_the_start_are_no_rarer_than_those_after_it():

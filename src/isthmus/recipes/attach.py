@@ -14,7 +14,7 @@ from isthmus.core import Registry, State, SyncSchedule, UserError, nearest
 from isthmus.core.imports import own_code
 from isthmus.outer import MERGES, Guard, Merge, Offload, OuterLoop, Rollback
 from isthmus.outer.state import OuterOptimizer
-from isthmus.recipes.base import Plan, Recipe, make_recipe
+from isthmus.recipes.base import InnerOptimizer, Plan, Recipe, make_recipe
 from isthmus.recipes.wrapping import refuse_shared_gradients, refuse_wrapping_later
 from isthmus.spec import Spec, build, complete, convert, factory, read_arguments
 from isthmus.transport import TRANSPORTS, Drift, Transport
@@ -35,6 +35,8 @@ class Overrides(TypedDict, total=False):
     overlap_steps: int  # inner steps between sending a fragment and finishing its sync
     warm_start_steps: int  # inner steps at the start of the run that are synced more often
     warm_start_every: int  # inner steps between two syncs of the warm start
+    # "muon" where it steps the model, "adamw" for any other; what is left out is the recipe's own (docs/recipes.md)
+    inner_optimizer: InnerOptimizer
     warm_start_lr: float  # outer learning rate of the warm start; 1: the anchor becomes the mean of the workers
     # whether the training loop calls `outer_loop.average_gradients(model.parameters())` after every backward pass: then
     # the recipe may have workers average their gradients in the warm start
@@ -103,6 +105,7 @@ def attach(
         convert(local_steps, PositiveInt | None, "local_steps"),
         kind.limits.elastic,
         convert(overrides.get("averages_gradients", False), bool, "averages_gradients") and not kind.limits.elastic,
+        convert(overrides.get("inner_optimizer"), InnerOptimizer | None, "inner_optimizer"),
     )
     method = _override(make_recipe(recipe, plan), overrides)
     options = _options(plan, overrides)

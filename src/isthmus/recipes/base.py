@@ -17,6 +17,8 @@ from isthmus.outer.state import OuterOptimizer
 from isthmus.spec import Spec, factory
 from isthmus.transport import Transport
 
+InnerOptimizer = Literal["adamw", "muon"]  # Muon, or any other, which gets AdamW's rules
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -27,6 +29,7 @@ class Plan:
     local_steps: int | None = None  # H, where the user has chosen it
     elastic: bool = False  # workers may come and go: they need equal anchors
     averages_gradients: bool = False  # the training loop calls `OuterLoop.average_gradients`
+    inner_optimizer: InnerOptimizer | None = None  # where the user has chosen it; None: the recipe's own
 
 
 @dataclass(frozen=True)
@@ -113,25 +116,36 @@ KEPT = 0.5  # share of a worker's own progress that it goes on from while a sync
 PLAIN_SGD: Spec = {"type": "sgd", "lr": 1.0}  # outer, around a decayed residual, which plays the part of momentum
 MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section
 FAST_MUON: dict[str, Any] = {"optimizer": {"type": "muon", "lr": 0.014}}  # where only a part of the values crosses
-MUON_START = 8  # inner steps between two syncs of the start with Muon inside, where all values cross
+_ADAMW_START = 2  # inner steps between two syncs of the start with AdamW inside
+MUON_START = 8  # the same with Muon inside, where all values cross
 SPARSE_START = 10  # the same where only a part crosses, for 100 times fewer bytes than diloco sends
-_MOST_MOMENTUM = {"adamw": 0.8, "muon": 0.6}  # outer, by what is inside
+_MOST_MOMENTUM: dict[InnerOptimizer, float] = {"adamw": 0.8, "muon": 0.6}  # outer, by what is inside
 
 
-def outer_sgd(plan: Plan, local_steps: int, inside: Literal["adamw", "muon"] = "adamw") -> Spec:
+def whose_rules(*names: str) -> InnerOptimizer:
+    """Return the inner optimizer whose rules suit those of these names: Muon's where one of them is a Muon."""
+    return "muon" if any("muon" in name.lower() for name in names) else "adamw"
+
+
+def outer_sgd(plan: Plan, local_steps: int, usual: InnerOptimizer = "adamw") -> Spec:
     """The outer optimizer: SGD with Nesterov momentum.
 
     The best learning rate does not depend on the size of the model and grows with the number of workers: 0.4 for
     1, 0.6 for 2 to 7, 0.8 from 8 on (Scaling Laws for DiLoCo, arXiv 2503.09799). Momentum is min(m, H / 8), with
     m = 0.8 around AdamW and 0.6 around Muon (MuLoCo, arXiv 2505.23725): the less the workers part in a round, the less
     there is to gain by going further than their mean (docs/learning.md).
+
+    Args:
+        plan: of the run.
+        local_steps: H.
+        usual: the recipe's own inner optimizer, where the plan has no other.
     """
     lr = 0.4 if plan.num_workers == 1 else 0.6 if plan.num_workers < 8 else 0.8
-    momentum = min(_MOST_MOMENTUM[inside], local_steps / 8)
+    momentum = min(_MOST_MOMENTUM[plan.inner_optimizer or usual], local_steps / 8)
     return {"type": "sgd", "lr": lr, "momentum": momentum, "nesterov": True}
 
 
-def warm_start(plan: Plan, local_steps: int, every: int = 2) -> dict[str, int]:
+def warm_start(plan: Plan, local_steps: int, muon_every: int) -> dict[str, int]:
     """The schedule's warm start: half of the run, at most 800 steps, in whole intervals between its syncs.
 
     Rounds of H steps harm most while the learning rate is high, so where they are long a start that reaches far, with
@@ -140,16 +154,16 @@ def warm_start(plan: Plan, local_steps: int, every: int = 2) -> dict[str, int]:
     Args:
         plan: of the run.
         local_steps: H.
-        every: inner steps between two of its syncs, or H where that is fewer.
+        muon_every: inner steps between two of its syncs where Muon is inside, two where AdamW is; at most H.
     """
-    every = min(every, local_steps)
+    every = min(_ADAMW_START if plan.inner_optimizer == "adamw" else muon_every, local_steps)
     return {"warm_start_steps": _start_steps(plan) // every * every, "warm_start_every": every}
 
 
 def adamw_start(plan: Plan, local_steps: int) -> dict[str, int]:
     """The warm start with AdamW inside: where gradients are averaged workers step alike, and few syncs do."""
     if not plan.averages_gradients:
-        return warm_start(plan, local_steps)
+        return warm_start(plan, local_steps, _ADAMW_START)
     return {"warm_start_steps": _start_steps(plan), "warm_start_every": min(50, local_steps)}
 
 
@@ -158,9 +172,9 @@ def muon_start_lr(plan: Plan) -> float:
 
     Muon's steps have one length, however much of a worker's gradient is the noise of its own batch, so the mean of
     several is shorter than the step on the batch of all. With 4 to 32 workers about 1.4 is best; M^(1/4), which grows
-    with their number, overshoots from 16 on (docs/log.md).
+    with their number, overshoots from 16 on (docs/log.md). With AdamW in Muon's place it is 1.
     """
-    return 1.41 if plan.num_workers > 1 else 1.0
+    return 1.41 if plan.num_workers > 1 and plan.inner_optimizer != "adamw" else 1.0
 
 
 def _start_steps(plan: Plan) -> int:

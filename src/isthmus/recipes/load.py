@@ -14,7 +14,7 @@ from isthmus.compress import COMPRESSORS
 from isthmus.config import DEFAULTS, OUTER_OPTIMIZERS, RunConfig, TrainConfig, parse
 from isthmus.core import UserError
 from isthmus.outer import MERGES
-from isthmus.recipes.base import Plan, Recipe, make_recipe
+from isthmus.recipes.base import InnerOptimizer, Plan, Recipe, make_recipe, whose_rules
 from isthmus.spec import convert, describe
 from isthmus.transport import TRANSPORTS
 
@@ -57,7 +57,7 @@ def load_config(
         if not isinstance(values, Mapping):
             raise UserError(f"{section}: expected keys and values, got {values!r}")
     name = convert(asked["outer"]["recipe"], str, "outer.recipe")
-    recipe = make_recipe(name, _plan(asked))
+    recipe = make_recipe(name, _plan(asked, chosen))
     derived = _layer(name, recipe)
     if resume:
         run_dir = asked["train"].get("run_dir", TrainConfig.model_fields["run_dir"].default)
@@ -112,7 +112,7 @@ def _derived_at_begin(run_dir: Path, recipe: str, derived: Layer) -> Layer:
     return {name: {key: section.get(key) for key in derived[name]} for name, section in sections.items()}
 
 
-def _plan(asked: Layer) -> Plan:
+def _plan(asked: Layer, chosen: Layer) -> Plan:
     train, schedule = asked["train"], asked["outer"].get("schedule")
     local_steps = schedule.get("local_steps") if isinstance(schedule, Mapping) else None
     elastic = _is_elastic(asked["outer"].get("transport"))
@@ -122,7 +122,15 @@ def _plan(asked: Layer) -> Plan:
         local_steps=convert(local_steps, PositiveInt | None, "outer.schedule.local_steps"),
         elastic=elastic,
         averages_gradients=not elastic,
+        inner_optimizer=_inner_optimizer(chosen),
     )
+
+
+def _inner_optimizer(chosen: Layer) -> InnerOptimizer | None:
+    """Return whose rules hold where the user has chosen the inner optimizer; None: the recipe's own is inside."""
+    optimizer = chosen.get("inner", {}).get("optimizer")
+    kind = optimizer.get("type") if isinstance(optimizer, Mapping) else None
+    return None if kind is None else whose_rules(str(kind))
 
 
 def _is_elastic(transport: Any) -> bool:
