@@ -127,7 +127,7 @@ def plot(path: Path, measured: list[Measured], results: list[dict[str, Any]], ru
     for inside, dashes in (("adamw", "--"), ("muon", ":")):
         own_ddp = [result["loss"] for result in results if result["method"] == "ddp" and result["inside"] == inside]
         axes.axhline(statistics.mean(own_ddp), color="black", linestyle=dashes, label=f"ddp, {inside}")
-    for number, recipe in enumerate(RECIPES):
+    for number, recipe in enumerate(METHODS):
         mark, color = "os^vD*PX"[number % 8], f"C{number}"
         for is_default in (True, False):
             own = sorted(
