@@ -107,6 +107,7 @@ def adopt(measured: list[Measured], rung: str, seeds: list[int]) -> None:
         MeasuredMethod(
             recipe=each.point.recipe,
             local_steps=each.point.local_steps,
+            inside=each.point.run.inside,
             setting=each.point.density and f"{DENSITIES[each.point.recipe][0].split('.')[-1]} {each.point.density}",
             bits=float(f"{8e6 * each.megabytes / (num_params * STEPS):.3g}"),
             loss=round(each.loss, 4),

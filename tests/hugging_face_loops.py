@@ -18,6 +18,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, Trainer, TrainerCall
 from isthmus import attach
 from isthmus.core import UserError
 from isthmus.hugging_face import OuterLoopCallback
+from isthmus.inner import MuonAdamW
 from isthmus.outer import fingerprint
 
 STEPS, SAVE_STEPS, DIES_AT = 14, 5, 8
@@ -145,6 +146,19 @@ def train_averaging_gradients(rank: int, folder: str) -> dict[str, Any]:
 
     own = {"averages_gradients": False}
     return {"averaged": run("averaged"), "own": run("own", **own), "fp16": run("fp16", fp16=True)}
+
+
+def train_with(rank: int, folder: str) -> dict[str, Any]:
+    """Train with the Trainer's own optimizer, and with one that holds a Muon: how often each start syncs."""
+    found = {}
+    for name in ("usual", "muon"):
+        callback = OuterLoopCallback("muloco", local_steps=8)
+        trainer = make_trainer(f"{folder}/{name}", [callback], save_only_model=True)
+        if name == "muon":
+            trainer.optimizer = MuonAdamW().build(trainer.model)
+        trainer.train()
+        found[name] = callback.outer_loop.state.schedule.planned.warm_start_every
+    return found
 
 
 def train_elastically(rank: int, folder: str, lighthouse: str) -> dict[str, Any]:

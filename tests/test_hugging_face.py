@@ -60,6 +60,11 @@ def test_workers_of_the_trainer_average_their_gradients_in_the_start(tmp_path: P
         assert {fragment for fragment, _ in one[name]["reports"]} == {"all"}
 
 
+def test_a_recipe_follows_the_optimizer_of_the_trainer(tmp_path: Path) -> None:
+    (found,) = workers.results(workers.run(hugging_face_loops.train_with, 1, folder=str(tmp_path)))
+    assert found == {"usual": 2, "muon": 8}
+
+
 def test_a_trainer_that_is_killed_in_an_elastic_world_resumes_where_the_others_are(tmp_path: Path) -> None:
     with lighthouse("127.0.0.1:0", grace_seconds=5, dead_seconds=5) as port:
         ended = workers.run(

@@ -153,6 +153,15 @@ def test_what_is_not_overridden_is_the_recipes_own() -> None:
     loop.close()
 
 
+def test_a_recipe_follows_the_inner_optimizer_that_is_said() -> None:
+    starts = []
+    for options in ({}, {"inner_optimizer": "muon"}, {"inner_optimizer": "adamw"}):
+        loop = alone("muloco", **options)
+        starts.append((loop.state.schedule.planned.warm_start_every, loop.state.outer_optimizer.defaults["momentum"]))
+        loop.close()
+    assert starts == [(8, 0.6), (8, 0.6), (2, 0.8)]
+
+
 def test_a_recipe_of_ones_own() -> None:
     for recipe in (Recipe(SyncSchedule(5)), lambda plan: Recipe(SyncSchedule(plan.local_steps or 5))):
         loop = alone(recipe)
@@ -175,6 +184,7 @@ def test_a_recipe_of_ones_own() -> None:
         ({"num_fragments": 3, "local_steps": 10}, "schedule: local_steps 10 is not divisible by num_fragments 3"),
         ({"local_steps": 0}, "local_steps: should be greater than 0, got 0"),
         ({"overlap_steps": "two"}, "overlap_steps: should be a valid integer"),
+        ({"inner_optimizer": "lion"}, "inner_optimizer: should be 'adamw' or 'muon', got 'lion'"),
         ({"offload": "moon"}, "offload: this machine has no device 'moon'"),
         ({"transport": "tourch"}, "unknown transport 'tourch': did you mean 'torchft'?"),
         ({"transport": TorchDist}, "transport: expected an instance, a name or {type: name, ...} with one of "),

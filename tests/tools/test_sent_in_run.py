@@ -22,8 +22,10 @@ MEASURED = MeasuredMethods(
     methods=(
         MeasuredMethod(recipe="diloco", local_steps=10, bits=12.0, loss=1.6, percent=1.0),
         MeasuredMethod(recipe="diloco", local_steps=100, bits=8.0, loss=1.7, percent=4.0),
-        MeasuredMethod(recipe="muloco", local_steps=30, bits=0.5, loss=1.5, percent=3.0),
-        MeasuredMethod(recipe="dilocox", local_steps=30, setting="rank 0.063", bits=0.01, loss=1.8, percent=9.0),
+        MeasuredMethod(recipe="muloco", local_steps=30, inside="muon", bits=0.5, loss=1.5, percent=3.0),
+        MeasuredMethod(
+            recipe="dilocox", local_steps=30, inside="muon", setting="rank 0.063", bits=0.01, loss=1.8, percent=9.0
+        ),
     ),
 )
 
@@ -64,9 +66,10 @@ def test_a_run_that_ends_within_its_start_has_no_rounds() -> None:
 
 
 def test_the_method_of_the_same_recipe_that_sends_most_nearly_so_much() -> None:
-    assert MEASURED.like("diloco", 9.0) == MEASURED.methods[1]
-    assert MEASURED.like("diloco", 0.1) == MEASURED.methods[1]
-    assert MEASURED.like("mine:own", 9.0) is None
+    assert MEASURED.like("diloco", "adamw", 9.0) == MEASURED.methods[1]
+    assert MEASURED.like("diloco", "adamw", 0.1) == MEASURED.methods[1]
+    assert MEASURED.like("mine:own", "adamw", 9.0) is None
+    assert MEASURED.like("muloco", "adamw", 0.5) is None
 
 
 def test_the_best_of_what_sends_no_more() -> None:
@@ -79,7 +82,7 @@ def test_the_best_of_what_sends_no_more() -> None:
 
 
 def test_of_equal_losses_the_smaller_message_is_the_best() -> None:
-    larger = MeasuredMethod(recipe="muloco", local_steps=10, bits=0.47, loss=1.5, percent=2.3)
+    larger = MeasuredMethod(recipe="muloco", local_steps=10, inside="muon", bits=0.47, loss=1.5, percent=2.3)
     smaller = larger.model_copy(update={"recipe": "dct_momentum", "bits": 0.37})
     assert MeasuredMethods(conditions="a toy", methods=(larger, smaller)).best_within(1.0) == smaller
 

@@ -104,8 +104,7 @@ def attach(
         convert(steps, PositiveInt, "steps"),
         convert(local_steps, PositiveInt | None, "local_steps"),
         kind.limits.elastic,
-        convert(overrides.get("averages_gradients", False), bool, "averages_gradients") and not kind.limits.elastic,
-        convert(overrides.get("inner_optimizer"), InnerOptimizer | None, "inner_optimizer"),
+        *_of_loop(overrides, kind.limits.elastic),
     )
     method = _override(make_recipe(recipe, plan), overrides)
     options = _options(plan, overrides)
@@ -149,6 +148,12 @@ def _num_workers(kind: Any, ranks_per_worker: int) -> int:
         raise UserError("attach: num_workers is missing: where workers come and go, say how many the run begins with")
     started = find_world()[1] // ranks_per_worker
     return max(1, started, known if isinstance(known, int) else 1)
+
+
+def _of_loop(overrides: Overrides, elastic: bool) -> tuple[bool, InnerOptimizer | None]:
+    """Return what a plan says of the training loop: whether it averages gradients, and what is inside."""
+    averages = convert(overrides.get("averages_gradients", False), bool, "averages_gradients")
+    return averages and not elastic, convert(overrides.get("inner_optimizer"), InnerOptimizer | None, "inner_optimizer")
 
 
 def _shared_config(method: Recipe, plan: Plan, options: Mapping[str, Any], state_dict: State | None) -> dict[str, str]:

@@ -145,7 +145,7 @@ def outer_sgd(plan: Plan, local_steps: int, usual: InnerOptimizer = "adamw") -> 
     return {"type": "sgd", "lr": lr, "momentum": momentum, "nesterov": True}
 
 
-def warm_start(plan: Plan, local_steps: int, muon_every: int) -> dict[str, int]:
+def warm_start(plan: Plan, local_steps: int, muon_every: int = _ADAMW_START) -> dict[str, int]:
     """The schedule's warm start: half of the run, at most 800 steps, in whole intervals between its syncs.
 
     Rounds of H steps harm most while the learning rate is high, so where they are long a start that reaches far, with
@@ -163,7 +163,7 @@ def warm_start(plan: Plan, local_steps: int, muon_every: int) -> dict[str, int]:
 def adamw_start(plan: Plan, local_steps: int) -> dict[str, int]:
     """The warm start with AdamW inside: where gradients are averaged workers step alike, and few syncs do."""
     if not plan.averages_gradients:
-        return warm_start(plan, local_steps, _ADAMW_START)
+        return warm_start(plan, local_steps)
     return {"warm_start_steps": _start_steps(plan), "warm_start_every": min(50, local_steps)}
 
 

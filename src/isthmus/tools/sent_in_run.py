@@ -21,13 +21,14 @@ class MeasuredMethod(BaseModel, frozen=True):
 
     recipe: str
     local_steps: int
+    inside: str = "adamw"  # its inner optimizer
     setting: str = ""  # beside H, where not all is the recipe's own choice
     bits: float  # sent by a worker for each parameter and inner step, the synchronous start included
     loss: float  # the evaluation loss at the end, in nats a byte
     percent: float  # by which that is above the loss of `ddp` with the same inner optimizer
 
     def __str__(self) -> str:
-        how = ", ".join(filter(None, (f"H = {self.local_steps}", self.setting)))
+        how = ", ".join(filter(None, (f"H = {self.local_steps}", self.setting, f"{self.inside} inside")))
         return (
             f"{self.recipe} with {how}: {self.bits:.2g} bits, loss {self.loss:.3f}, "
             f"{self.percent:+.1f} % to ddp with the same inner optimizer"
@@ -45,9 +46,9 @@ class MeasuredMethods(BaseModel, frozen=True):
         """Return what comes with the package."""
         return cls.model_validate(yaml.safe_load((files("isthmus.tools") / MEASURED).read_text("utf-8")))
 
-    def like(self, recipe: str, bits: float) -> MeasuredMethod | None:
-        """Return the recipe's own method that sends most nearly so much; None where it was not measured."""
-        own = [method for method in self.methods if method.recipe == recipe]
+    def like(self, recipe: str, inside: str, bits: float) -> MeasuredMethod | None:
+        """Return the recipe's method, with this inner optimizer, that sends most nearly so much; None: not measured."""
+        own = [method for method in self.methods if (method.recipe, method.inside) == (recipe, inside)]
         return min(own, key=lambda method: abs(math.log(method.bits / bits)), default=None)
 
     def best_within(self, bits: float) -> MeasuredMethod | None:
@@ -87,7 +88,7 @@ def describe_sent(
         return [sent]
     measured = MeasuredMethods.load()
     said = [sent]
-    if like := measured.like(config.outer.recipe, bits):
+    if like := measured.like(config.outer.recipe, config.inner.optimizer["type"], bits):
         said.append(f"measured ({measured.conditions}), the nearest to it was {like}")
     if best := measured.best_within(bits):
         said.append(f"the lowest loss of all that sent no more had {'the same one' if best == like else best}")
