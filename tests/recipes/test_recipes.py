@@ -167,9 +167,8 @@ def test_recipes_with_muon_inside_get_the_rules_of_adamw_where_the_user_has_chos
     for name in ("muloco", "eager", "dct_momentum", "dilocox", "sparseloco"):
         schedule = RECIPES.get(name)(Plan(4, 1000, 30, inner_optimizer="adamw")).schedule
         assert (schedule.warm_start_steps, schedule.warm_start_every, schedule.warm_start_lr) == (500, 2, 1)
-        assert RECIPES.get(name)(Plan(4, 1000, 30, inner_optimizer="adamw")).optimizer["momentum"] == 0.8
-    for name in ("muloco", "eager", "diloco"):
-        assert RECIPES.get(name)(Plan(4, 1000, 30, inner_optimizer="muon")).optimizer["momentum"] == 0.6
+    for name, inside, momentum in [("muloco", "adamw", 0.8), ("muloco", "muon", 0.6), ("diloco", "muon", 0.6)]:
+        assert RECIPES.get(name)(Plan(4, 1000, 30, inner_optimizer=inside)).optimizer["momentum"] == momentum
     for inside in (None, "muon"):
         assert str(RECIPES.get("muloco")(Plan(4, 1000, 30, inner_optimizer=inside))) == str(recipe("muloco"))
 

@@ -113,6 +113,7 @@ def _put_anchors(fragments: list[Fragment], state_dict: State, replicated: bool)
 
 TWO_BITS = Quantize(bits=2, block=32, scale_bits=8)  # 2.25 bits a value
 KEPT = 0.5  # share of a worker's own progress that it goes on from while a sync takes a whole round
+PLAIN_SGD: Spec = {"type": "sgd", "lr": 1.0}  # outer, around a decayed residual, which plays the part of momentum
 MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section
 FAST_MUON: dict[str, Any] = {"optimizer": {"type": "muon", "lr": 0.014}}  # where only a part of the values crosses
 _ADAMW_START = 2  # inner steps between two syncs of the start with AdamW inside
@@ -142,14 +143,6 @@ def outer_sgd(plan: Plan, local_steps: int, usual: InnerOptimizer = "adamw") -> 
     lr = 0.4 if plan.num_workers == 1 else 0.6 if plan.num_workers < 8 else 0.8
     momentum = min(_MOST_MOMENTUM[plan.inner_optimizer or usual], local_steps / 8)
     return {"type": "sgd", "lr": lr, "momentum": momentum, "nesterov": True}
-
-
-def residual_sgd(plan: Plan, local_steps: int) -> Spec:
-    """The outer optimizer around a decayed residual, which plays the part of momentum: plain SGD with learning rate 1.
-
-    Around AdamW that is too little: it is `outer_sgd` there (docs/learning.md).
-    """
-    return outer_sgd(plan, local_steps) if plan.inner_optimizer == "adamw" else {"type": "sgd", "lr": 1.0}
 
 
 def warm_start(plan: Plan, local_steps: int, muon_every: int = _ADAMW_START) -> dict[str, int]:

@@ -7,7 +7,7 @@ from isthmus.compress.feedback import ErrorFeedback
 from isthmus.compress.quantize import Quantize
 from isthmus.compress.topk import TopK
 from isthmus.core import SyncSchedule
-from isthmus.recipes.base import FAST_MUON, MUON_START, Plan, Recipe, residual_sgd, share_to_send, warm_start
+from isthmus.recipes.base import FAST_MUON, MUON_START, PLAIN_SGD, Plan, Recipe, share_to_send, warm_start
 
 _TILE, _BLOCK = 4096, 256
 
@@ -27,6 +27,6 @@ def dct_momentum(plan: Plan) -> Recipe:
     return Recipe(
         schedule=SyncSchedule(local_steps, **start),
         compressor=ErrorFeedback(DCT(TopK(keep, values=Quantize(bits=8, block=_BLOCK))), decay=0.95),
-        optimizer=residual_sgd(plan, local_steps),
+        optimizer=PLAIN_SGD,
         inner=FAST_MUON,
     )

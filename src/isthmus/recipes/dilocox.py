@@ -7,12 +7,12 @@ from isthmus.outer import KeepProgress
 from isthmus.recipes.base import (
     FAST_MUON,
     KEPT,
+    PLAIN_SGD,
     SPARSE_START,
     TWO_BITS,
     Plan,
     Recipe,
     delay,
-    residual_sgd,
     share_to_send,
     warm_start,
 )
@@ -39,7 +39,7 @@ def dilocox(plan: Plan) -> Recipe:
     return Recipe(
         schedule=SyncSchedule(local_steps, overlap_steps=delay(plan, local_steps, start), **start),
         compressor=ErrorFeedback(LowRank(rank, factors=TWO_BITS, bypass=TWO_BITS), decay=0.8),
-        optimizer=residual_sgd(plan, local_steps),
+        optimizer=PLAIN_SGD,
         merge=KeepProgress(KEPT),
         inner=FAST_MUON,
     )

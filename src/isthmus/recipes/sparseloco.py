@@ -4,7 +4,7 @@ from isthmus.compress.feedback import ErrorFeedback
 from isthmus.compress.quantize import Quantize
 from isthmus.compress.topk import TopK
 from isthmus.core import SyncSchedule
-from isthmus.recipes.base import FAST_MUON, SPARSE_START, Plan, Recipe, residual_sgd, share_to_send, warm_start
+from isthmus.recipes.base import FAST_MUON, PLAIN_SGD, SPARSE_START, Plan, Recipe, share_to_send, warm_start
 
 _CHUNK, _PART = 4096, 64
 
@@ -21,6 +21,6 @@ def sparseloco(plan: Plan) -> Recipe:
     return Recipe(
         schedule=SyncSchedule(local_steps, **start),
         compressor=ErrorFeedback(TopK(keep, _CHUNK, values=Quantize(bits=2, block=_PART, scale_bits=8)), decay=0.95),
-        optimizer=residual_sgd(plan, local_steps),
+        optimizer=PLAIN_SGD,
         inner=FAST_MUON,
     )
