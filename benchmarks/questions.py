@@ -157,7 +157,7 @@ def _muon_rules(recipe: str, local_steps: int) -> tuple[str, ...]:
     made = RECIPES.get(recipe)(Plan(ladder.WORKERS, STEPS, local_steps, inner_optimizer="muon"))
     schedule, optimizer = made.schedule, made.optimizer
     start = [f"outer.schedule.{name}={getattr(schedule, name)}" for name in _OF_START]
-    return (*start, *([f"outer.optimizer.momentum={optimizer['momentum']}"] if "momentum" in optimizer else []))
+    return (*start, f"outer.optimizer={{{', '.join(f'{key}: {value}' for key, value in optimizer.items())}}}")
 
 
 QUESTIONS = {
