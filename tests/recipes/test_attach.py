@@ -153,13 +153,18 @@ def test_what_is_not_overridden_is_the_recipes_own() -> None:
     loop.close()
 
 
-def test_a_recipe_follows_the_inner_optimizer_that_is_said() -> None:
+def test_a_recipe_follows_the_inner_optimizer_that_is_said(logged: pytest.LogCaptureFixture) -> None:
     starts = []
     for options in ({}, {"inner_optimizer": "muon"}, {"inner_optimizer": "adamw"}):
         loop = alone("muloco", **options)
         starts.append((loop.state.schedule.planned.warm_start_every, loop.state.outer_optimizer.defaults["momentum"]))
         loop.close()
     assert starts == [(8, 0.6), (8, 0.6), (2, 0.8)]
+    (said,) = (line for line in logged.messages if "inner optimizer" in line)
+    assert said.startswith('attach: muloco counts on Muon as inner optimizer: say inner_optimizer="muon" if it is')
+    logged.clear()
+    alone("diloco").close()
+    assert not any("inner optimizer" in line for line in logged.messages)
 
 
 def test_a_recipe_of_ones_own() -> None:

@@ -1,5 +1,6 @@
 """`attach` is the way to a recipe in a training loop of one's own."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypedDict, TypeVar
@@ -21,6 +22,7 @@ from isthmus.transport import TRANSPORTS, Drift, Transport
 from isthmus.transport.peers import name_workers
 from isthmus.transport.rendezvous import find_world
 
+_LOGGER = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 
@@ -106,7 +108,7 @@ def attach(
         kind.limits.elastic,
         *_of_loop(overrides, kind.limits.elastic),
     )
-    method = _override(make_recipe(recipe, plan), overrides)
+    method = _override(_make_recipe(recipe, plan), overrides)
     options = _options(plan, overrides)
     if spec is not None:
         shared_config = _shared_config(method, plan, options, state_dict)
@@ -154,6 +156,18 @@ def _of_loop(overrides: Overrides, elastic: bool) -> tuple[bool, InnerOptimizer 
     """Return what a plan says of the training loop: whether it averages gradients, and what is inside."""
     averages = convert(overrides.get("averages_gradients", False), bool, "averages_gradients")
     return averages and not elastic, convert(overrides.get("inner_optimizer"), InnerOptimizer | None, "inner_optimizer")
+
+
+def _make_recipe(recipe: str | Recipe | Callable[[Plan], Recipe], plan: Plan) -> Recipe:
+    """Return the recipe; where it counts on Muon, and nobody has said what is inside, say so."""
+    made = make_recipe(recipe, plan)
+    if plan.inner_optimizer is None and made.inner.get("optimizer", {}).get("type") == "muon":
+        _LOGGER.warning(
+            'attach: %s counts on Muon as inner optimizer: say inner_optimizer="muon" if it is, or "adamw" if the loop '
+            "has that or another",
+            recipe if isinstance(recipe, str) else "the recipe",
+        )
+    return made
 
 
 def _shared_config(method: Recipe, plan: Plan, options: Mapping[str, Any], state_dict: State | None) -> dict[str, str]:
