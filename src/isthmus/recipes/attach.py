@@ -37,7 +37,7 @@ class Overrides(TypedDict, total=False):
     overlap_steps: int  # inner steps between sending a fragment and finishing its sync
     warm_start_steps: int  # inner steps at the start of the run that are synced more often
     warm_start_every: int  # inner steps between two syncs of the warm start
-    # "muon" where it steps the model, "adamw" for any other; what is left out is the recipe's own (docs/recipes.md)
+    # the loop's own: "muon", or "adamw" for any other; where nothing is said, the one that the recipe counts on
     inner_optimizer: InnerOptimizer
     warm_start_lr: float  # outer learning rate of the warm start; 1: the anchor becomes the mean of the workers
     # whether the training loop calls `outer_loop.average_gradients(model.parameters())` after every backward pass: then
