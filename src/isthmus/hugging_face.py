@@ -13,7 +13,7 @@ from typing_extensions import override
 from isthmus.core import State, SyncReport, UserError
 from isthmus.outer import OuterLoop, fingerprint
 from isthmus.recipes import Plan, Recipe, attach
-from isthmus.recipes.base import InnerOptimizer, whose_rules
+from isthmus.recipes.base import InnerOptimizer, optimizer_family
 from isthmus.transport.elastic.worker_ranks import worker_number
 from isthmus.transport.rendezvous import find_world
 
@@ -120,7 +120,7 @@ def _see_one_process(args: TrainingArguments) -> None:
 def _inner_optimizer(optimizer: Any) -> InnerOptimizer:
     """Return whose rules suit the Trainer's optimizer, which accelerate has wrapped."""
     own = getattr(optimizer, "optimizer", optimizer)
-    return whose_rules(*(type(each).__name__ for each in (own, *getattr(own, "parts", ()))))
+    return optimizer_family(*(type(each).__name__ for each in (own, *getattr(own, "parts", ()))))
 
 
 def _save_on_every_rank(model: nn.Module) -> None:

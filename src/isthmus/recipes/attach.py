@@ -37,12 +37,12 @@ class Overrides(TypedDict, total=False):
     overlap_steps: int  # inner steps between sending a fragment and finishing its sync
     warm_start_steps: int  # inner steps at the start of the run that are synced more often
     warm_start_every: int  # inner steps between two syncs of the warm start
-    # the loop's own: "muon", or "adamw" for any other; where nothing is said, the one that the recipe counts on
-    inner_optimizer: InnerOptimizer
     warm_start_lr: float  # outer learning rate of the warm start; 1: the anchor becomes the mean of the workers
     # whether the training loop calls `outer_loop.average_gradients(model.parameters())` after every backward pass: then
     # the recipe may have workers average their gradients in the warm start
     averages_gradients: bool
+    # the loop's own: "muon", or "adamw" for any other; where nothing is said, the one that the recipe counts on
+    inner_optimizer: InnerOptimizer
     gradient_compressor: Compressor | Spec | str | None  # how their mean is taken; None: each worker steps by its own
     compressor: Compressor | Spec | str  # how the mean of the workers' pseudo-gradients is taken in few bytes
     aggregation: Spec | str  # what becomes of the workers' messages: "mean", or a robust one such as "median"

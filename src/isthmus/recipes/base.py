@@ -122,12 +122,12 @@ SPARSE_START = 10  # the same where only a part crosses, for 100 times fewer byt
 _MOST_MOMENTUM: dict[InnerOptimizer, float] = {"adamw": 0.8, "muon": 0.6}  # outer, by what is inside
 
 
-def whose_rules(*names: str) -> InnerOptimizer:
-    """Return the inner optimizer whose rules suit those of these names: Muon's where one of them is a Muon."""
+def optimizer_family(*names: str) -> InnerOptimizer:
+    """Return the family whose rules suit optimizers of these class names: Muon's where one of them is a Muon."""
     return "muon" if any("muon" in name.lower() for name in names) else "adamw"
 
 
-def outer_sgd(plan: Plan, local_steps: int, usual: InnerOptimizer = "adamw") -> Spec:
+def outer_sgd(plan: Plan, local_steps: int, default: InnerOptimizer = "adamw") -> Spec:
     """The outer optimizer: SGD with Nesterov momentum.
 
     The best learning rate does not depend on the size of the model and grows with the number of workers: 0.4 for
@@ -138,10 +138,10 @@ def outer_sgd(plan: Plan, local_steps: int, usual: InnerOptimizer = "adamw") -> 
     Args:
         plan: of the run.
         local_steps: H.
-        usual: the recipe's own inner optimizer, where the plan has no other.
+        default: the recipe's own inner optimizer, where the plan has no other.
     """
     lr = 0.4 if plan.num_workers == 1 else 0.6 if plan.num_workers < 8 else 0.8
-    momentum = min(_MOST_MOMENTUM[plan.inner_optimizer or usual], local_steps / 8)
+    momentum = min(_MOST_MOMENTUM[plan.inner_optimizer or default], local_steps / 8)
     return {"type": "sgd", "lr": lr, "momentum": momentum, "nesterov": True}
 
 

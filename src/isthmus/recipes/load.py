@@ -14,7 +14,7 @@ from isthmus.compress import COMPRESSORS
 from isthmus.config import DEFAULTS, OUTER_OPTIMIZERS, RunConfig, TrainConfig, parse
 from isthmus.core import UserError
 from isthmus.outer import MERGES
-from isthmus.recipes.base import InnerOptimizer, Plan, Recipe, make_recipe, whose_rules
+from isthmus.recipes.base import InnerOptimizer, Plan, Recipe, make_recipe, optimizer_family
 from isthmus.spec import convert, describe
 from isthmus.transport import TRANSPORTS
 
@@ -130,7 +130,7 @@ def _inner_optimizer(chosen: Layer) -> InnerOptimizer | None:
     """Return whose rules hold where the user has chosen the inner optimizer; None: the recipe's own is inside."""
     optimizer = chosen.get("inner", {}).get("optimizer")
     kind = optimizer.get("type") if isinstance(optimizer, Mapping) else None
-    return None if kind is None else whose_rules(str(kind))
+    return None if kind is None else optimizer_family(str(kind))
 
 
 def _is_elastic(transport: Any) -> bool:
