@@ -152,6 +152,18 @@ def adamw(rung: str) -> Iterator[Case]:
             yield Case((recipe, str(local_steps), rules), run, make_base(run))
 
 
+def exact(rung: str) -> Iterator[Case]:
+    """What would `muloco` gain if nothing it sends were compressed, in the start, in the rounds, in both?"""
+    start = {"every": 50, "lr": 1}  # as `diloco` has it
+    gradients = [f"outer.schedule.warm_start_{name}={value}" for name, value in start.items()]
+    gradients.append("outer.gradient_compressor={type: cast}")
+    for local_steps in (30, 100):
+        for of_start, start_settings in (("weights", ()), ("gradients", gradients)):
+            for of_rounds, round_settings in (("2 bits", ()), ("float32", ("outer.compressor={type: cast}",))):
+                run = make_run(rung, "muloco", local_steps, *start_settings, *round_settings)
+                yield Case((str(local_steps), of_start, of_rounds), run, make_base(run))
+
+
 def _muon_rules(recipe: str, local_steps: int) -> tuple[str, ...]:
     """Return what a recipe has by Muon's rules, as overrides."""
     made = RECIPES.get(recipe)(Plan(ladder.WORKERS, STEPS, local_steps, inner_optimizer="muon"))
@@ -169,6 +181,7 @@ QUESTIONS = {
     "outer_lr": Question("The outer learning rate", ("workers", "outer learning rate"), outer_lr),
     "alone": Question("Recipes and one worker alone", ("recipe", "H"), alone, base="alone"),
     "adamw": Question("AdamW in the place of Muon", ("recipe", "H", "rules of"), adamw),
+    "exact": Question("What compression costs muloco", ("H", "start averages", "weights in"), exact),
 }
 
 

@@ -14,16 +14,19 @@ from isthmus.compress.float4 import Float4
 from isthmus.compress.robust import Median
 from isthmus.core import SyncReport, SyncSchedule, UserError, split_whole
 from isthmus.outer import Guard, OuterLoop
+from isthmus.outer.gradients import weight_compressor
 from isthmus.recipes import attach
 from isthmus.transport.local import Local, LocalWorld, run_workers
 
 H = 4
+WHOLE = Cast()
+USUAL = Guard()
 
 
-def make_loop(transport, model, gradient_compressor=Cast(), guard=Guard(), warm_start_steps=6):  # noqa: B008 (values)
+def make_loop(transport, model, gradient_compressor=WHOLE, guard=USUAL, warm_start_steps=6, compressor=WHOLE):
     schedule = SyncSchedule(H, warm_start_steps=warm_start_steps, warm_start_every=4)
     make_optimizer = partial(SGD, lr=0.7, momentum=0.9, nesterov=True)
-    parts = split_whole(model), schedule, Cast(), transport, make_optimizer
+    parts = split_whole(model), schedule, compressor, transport, make_optimizer
     return OuterLoop(*parts, guard=guard, gradient_compressor=gradient_compressor)
 
 
@@ -80,6 +83,19 @@ def test_all_workers_step_alike_also_in_few_bits() -> None:
     first, *others = run_workers(LocalWorld(3), partial(train, steps=3, gradient_compressor=Float4("E3M0")))
     for params, _ in others:
         assert all(torch.equal(params[name], value) for name, value in first[0].items())
+
+
+@pytest.mark.parametrize("steps", [6, 5])  # 5: the run ends within its start
+def test_weights_lose_nothing_in_the_start_whatever_rounds_send(steps: int) -> None:
+    whole, rounded = (
+        run_workers(LocalWorld(3), partial(train, steps=steps, compressor=compressor))[0]
+        for compressor in (WHOLE, ErrorFeedback(Float4("E3M0")))
+    )
+    assert all(torch.equal(rounded[0][name], value) for name, value in whole[0].items())
+
+
+def test_a_robust_mean_is_one_of_whole_weights_too() -> None:
+    assert weight_compressor(Median(Float4("E3M0"))) == Median(WHOLE)
 
 
 def test_a_robust_mean_counts_for_gradients_too() -> None:

@@ -13,7 +13,7 @@ from isthmus.config import RunConfig
 from isthmus.models import outline
 from isthmus.recipes import load_config
 from isthmus.tools.sent_in_run import MeasuredMethod, MeasuredMethods, describe_sent, sent_in_run
-from isthmus.tools.sync_traffic import gradient_traffic, sync_traffic
+from isthmus.tools.sync_traffic import start_traffic, sync_traffic
 from isthmus.train.assemble import build_model_spec
 
 TINY = ROOT / "examples/tiny.yaml"
@@ -46,7 +46,7 @@ def test_identity_a_run_sends_what_is_said_of_it(tmp_path: Path, recipe: str, st
         overrides.append("outer.schedule.num_fragments=4")
     config = load_config(path, overrides)
     # reports are a twentieth of what so small a model sends, and their numbers are shorter where all is zero
-    traffic = sync_traffic(config), gradient_traffic(config, outline(build_model_spec(config)))
+    traffic = sync_traffic(config), start_traffic(config, outline(build_model_spec(config)))
     assert (traffic[1] is not None) == (recipe in ("diloco", "streaming"))
     assert sent_in_run(config, *traffic) == pytest.approx(batched.run(path, overrides).sent_bytes, rel=0.06)
 

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import nn
 
 from isthmus.compress.base import Codec, Compressor, NotFinite, is_finite
+from isthmus.compress.cast import Cast
 from isthmus.compress.robust import RobustMean
 from isthmus.core import State, SyncReport, SyncSchedule, Tensors, UserError
 from isthmus.core.fragment import local_view, sharded_like
@@ -41,6 +42,16 @@ def check_gradient_compressor(compressor: Compressor | None, schedule: SyncSched
             f"outer.schedule.warm_start_lr is {schedule.warm_start_lr}, but workers that average their gradients step "
             "alike, and longer steps overshoot: set it to 1, or outer.gradient_compressor to null"
         )
+
+
+def weight_compressor(gradient_compressor: Compressor) -> Compressor:
+    """Return what takes the mean of weights in a start that averages gradients: float32, whatever rounds send.
+
+    Workers step alike there, so nothing is averaged, and what a shorter format rounds away would be lost.
+    """
+    if isinstance(gradient_compressor, RobustMean):
+        return replace(gradient_compressor, codec=Cast())
+    return Cast()
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,7 +13,7 @@ from isthmus.core import Fragment, State, SyncReport, SyncSchedule
 from isthmus.outer.anchor import adopt_anchors, compare_anchors, worker_fingerprint
 from isthmus.outer.communication_thread import CommunicationThread
 from isthmus.outer.dynamic_local_steps import DynamicLocalSteps
-from isthmus.outer.gradients import GradientMean, check_gradient_compressor
+from isthmus.outer.gradients import GradientMean, check_gradient_compressor, weight_compressor
 from isthmus.outer.guard import Guard
 from isthmus.outer.in_flight import Sync
 from isthmus.outer.merge import Merge, Replace, check_parts
@@ -43,8 +44,8 @@ class OuterLoop:
         guard: what a contribution must be like not to be left out.
         offload: where outer state stays between syncs.
         rollback: when all go back to the last good anchors; None: never.
-        gradient_compressor: how the mean of gradients is taken in the schedule's warm start; None: each worker steps
-            by its own.
+        gradient_compressor: how the mean of gradients is taken in the schedule's warm start, where weights then cross
+            in float32; None: each worker steps by its own.
 
     Raises:
         Drift: anchors that must be equal are not, as when workers start from different weights.
@@ -75,9 +76,10 @@ class OuterLoop:
         self._reports: list[SyncReport] = []
         self._thread = CommunicationThread(fragments[0].device)
         transport.join(self.state)
-        self._gradient_mean = None
+        self._gradient_mean = self._start_exchange = None
         if gradient_compressor is not None and transport.num_workers > 1:
             self._gradient_mean = GradientMean(gradient_compressor, transport, guard, self.state.gradient_state)
+            self._start_exchange = replace(self.exchange, compressor=weight_compressor(gradient_compressor))
         try:
             self._thread.run(partial(compare_anchors, fragments, transport, self.state.propose(len(fragments) - 1)))
         except Behind:
@@ -228,6 +230,8 @@ class OuterLoop:
 
     def _send(self, syncs: list[Sync]) -> None:
         """Hand syncs to the communication thread; those that are new get their number."""
+        warm = self.state.schedule.warm(self.state.inner_steps)
+        exchange = self._start_exchange if warm and self._start_exchange else self.exchange
         for sync in syncs:
             if sync.outer_step < 0:
                 asked = any(other.asks_rollback for other in self.state.in_flight.values())
@@ -235,7 +239,7 @@ class OuterLoop:
                 self.state.outer_steps += 1
             fragment = self.state.fragments[sync.fragment]
             sync.offer = self.state.rollbacks.offer(sync.asks_rollback)
-            job = partial(self.exchange.run, sync, fragment, fragment.state, self.transport.now())
+            job = partial(exchange.run, sync, fragment, fragment.state, self.transport.now())
             sync.outcome = self._thread.submit(job)
             self.state.in_flight[sync.fragment] = sync
 

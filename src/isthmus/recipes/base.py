@@ -117,6 +117,7 @@ PLAIN_SGD: Spec = {"type": "sgd", "lr": 1.0}  # outer, around a decayed residual
 MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section
 FAST_MUON: dict[str, Any] = {"optimizer": {"type": "muon", "lr": 0.014}}  # where only a part of the values crosses
 _ADAMW_START = 2  # inner steps between two syncs of the start with AdamW inside
+_GRADIENT_START = 50  # the same where gradients are averaged: workers stay alike by themselves
 MUON_START = 8  # the same with Muon inside, where all values cross
 SPARSE_START = 10  # the same where only a part crosses, for 100 times fewer bytes than diloco sends
 _MOST_MOMENTUM: dict[InnerOptimizer, float] = {"adamw": 0.8, "muon": 0.6}  # outer, by what is inside
@@ -164,7 +165,7 @@ def adamw_start(plan: Plan, local_steps: int) -> dict[str, int]:
     """The warm start with AdamW inside: where gradients are averaged workers step alike, and few syncs do."""
     if not plan.averages_gradients:
         return warm_start(plan, local_steps)
-    return {"warm_start_steps": _start_steps(plan), "warm_start_every": min(50, local_steps)}
+    return {"warm_start_steps": _start_steps(plan), "warm_start_every": _GRADIENT_START}
 
 
 def muon_start_lr(plan: Plan) -> float:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from isthmus.config import RunConfig
 from isthmus.tools.report import readable_bytes
-from isthmus.tools.sync_traffic import SyncTraffic
+from isthmus.tools.sync_traffic import StartTraffic, SyncTraffic
 
 MEASURED = "measured_methods.yaml"
 
@@ -57,11 +57,11 @@ class MeasuredMethods(BaseModel, frozen=True):
         return min(affordable, key=lambda method: (method.loss, method.bits), default=None)
 
 
-def sent_in_run(config: RunConfig, traffic: Mapping[str, SyncTraffic], gradients: SyncTraffic | None = None) -> int:
+def sent_in_run(config: RunConfig, traffic: Mapping[str, SyncTraffic], start: StartTraffic | None = None) -> int:
     """Return the bytes that a worker sends in the whole run: in its synchronous start, in rounds, and at its end.
 
-    There every fragment is averaged that was not sent after the last step. `gradients` is the traffic of a step that
-    averages them.
+    There every fragment is averaged that was not sent after the last step. `start` is the traffic of a start that
+    averages gradients.
     """
     schedule, steps = config.outer.schedule, config.train.steps
     if schedule is None:
@@ -70,18 +70,23 @@ def sent_in_run(config: RunConfig, traffic: Mapping[str, SyncTraffic], gradients
     in_start = sum(len(schedule.begins(step)) for step in range(1, min(steps, schedule.warm_start_steps) + 1))
     in_rounds = max(0, steps - schedule.warm_start_steps) // (schedule.local_steps // fragments)
     at_end = fragments - len(schedule.begins(steps))
-    syncs = (in_start + in_rounds + at_end) * sum(each.sent_bytes for each in traffic.values()) // fragments
-    return syncs + (min(steps, schedule.warm_start_steps) * gradients.sent_bytes if gradients else 0)
+    of_round = sum(each.sent_bytes for each in traffic.values())
+    if start is None:
+        return (in_start + in_rounds + at_end) * of_round // fragments
+    of_start = min(steps, schedule.warm_start_steps) * start.gradients.sent_bytes
+    of_start += in_start * start.weights.sent_bytes // fragments
+    at_end_bytes = start.weights.sent_bytes if schedule.warm(steps) else of_round
+    return of_start + (in_rounds * of_round + at_end * at_end_bytes) // fragments
 
 
 def describe_sent(
-    config: RunConfig, num_params: int, traffic: Mapping[str, SyncTraffic], gradients: SyncTraffic | None = None
+    config: RunConfig, num_params: int, traffic: Mapping[str, SyncTraffic], start: StartTraffic | None = None
 ) -> Sequence[str]:
     """Return sentences on what the run sends and, with an outer loop, what methods like it have been measured to learn.
 
     `num_params` is the number of the model's parameters.
     """
-    num_bytes = sent_in_run(config, traffic, gradients)
+    num_bytes = sent_in_run(config, traffic, start)
     bits = 8 * num_bytes / (num_params * config.train.steps)
     sent = f"in the run a worker sends {readable_bytes(num_bytes)}, {bits:.2g} bits for each parameter and inner step"
     if config.outer.schedule is None or not num_bytes:

@@ -13,7 +13,7 @@ from isthmus.tools.grace_period import GracePeriod
 from isthmus.tools.preflight import check_run, import_paths
 from isthmus.tools.report import LINKS, readable_bytes
 from isthmus.tools.sent_in_run import describe_sent
-from isthmus.tools.sync_traffic import Uplink, gradient_traffic, readable_seconds, sync_traffic
+from isthmus.tools.sync_traffic import Uplink, readable_seconds, start_traffic, sync_traffic
 from isthmus.train.assemble import build_model_spec
 
 
@@ -24,9 +24,12 @@ def show(config: RunConfig, console: Console, round_trip_ms: float = 0.0, step_s
     for column in ("sent", "bytes", "trips", *(f"modelled at\n{link:,} Mbit/s" for link in LINKS)):
         table.add_column(column, justify="right")
     model = outline(build_model_spec(config))
-    traffic, gradients = sync_traffic(config, model), gradient_traffic(config, model)
-    of_start = {"gradients, in every step of the start": gradients} if gradients else {}
-    for fragment, own in (traffic | of_start).items():
+    traffic, start = sync_traffic(config, model), start_traffic(config, model)
+    rows = dict(traffic)
+    if start and config.outer.schedule:
+        rows["gradients, in every step of the start"] = start.gradients
+        rows[f"weights, every {config.outer.schedule.warm_start_every} steps of it"] = start.weights
+    for fragment, own in rows.items():
         modelled = [readable_seconds(Uplink(link, round_trip_ms).seconds(own)) for link in LINKS]
         sent = own.sent_bytes
         table.add_row(fragment, readable_bytes(sent), f"{sent:,}", str(own.num_trips), *modelled)
@@ -39,7 +42,7 @@ def show(config: RunConfig, console: Console, round_trip_ms: float = 0.0, step_s
         console.print("one worker alone sends nothing: --workers 2 shows what two would send")
     else:
         num_params = sum(param.numel() for param in model.parameters())
-        for sentence in describe_sent(config, num_params, traffic, gradients):
+        for sentence in describe_sent(config, num_params, traffic, start):
             console.print(sentence, soft_wrap=True)
     console.print(GracePeriod.of(config, model).describe(step_seconds), soft_wrap=True)
     table = Table("part", "import path", box=SIMPLE_HEAD)

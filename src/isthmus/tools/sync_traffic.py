@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from isthmus.compress import Compressor
-from isthmus.config import RunConfig, build_compressor, build_gradient_compressor
+from isthmus.config import OuterConfig, RunConfig, build_compressor, build_gradient_compressor
 from isthmus.core import SPLITS, Tensors
 from isthmus.models import MODELS, outline
 from isthmus.outer import Guard
-from isthmus.outer.gradients import GRADIENTS
+from isthmus.outer.gradients import GRADIENTS, weight_compressor
 from isthmus.spec import build
 from isthmus.train.assemble import is_elastic
 from isthmus.transport.link_model import Collective, LinkModel
@@ -70,18 +70,36 @@ def sync_traffic(config: RunConfig, model: nn.Module | None = None) -> dict[str,
         payload_bytes = 4 * sum(param.numel() for param in model.parameters())
         all_reduce = [Collective("all_reduce", [[payload_bytes]] * workers)]
         return {GRADIENTS: SyncTraffic(ring_bytes(payload_bytes, workers), 2 * (workers - 1), all_reduce)}
-    fragments = SPLITS.get(outer.split)(model, outer.schedule.num_fragments)
-    synced = {fragment.name: [torch.zeros(anchor.shape) for anchor in fragment.anchor] for fragment in fragments}
-    return _count(config, build_compressor(outer), synced, votes=True)
+    return _count(config, build_compressor(outer), _synced(outer, model), votes=True)
 
 
-def gradient_traffic(config: RunConfig, model: nn.Module) -> SyncTraffic | None:
-    """Return what crosses in a step of the warm start that averages gradients; None where none does."""
+@dataclass(frozen=True)
+class StartTraffic:
+    """What a worker sends in a warm start that averages gradients."""
+
+    gradients: SyncTraffic  # in every step
+    weights: SyncTraffic  # in a sync of all fragments
+
+
+def start_traffic(config: RunConfig, model: nn.Module) -> StartTraffic | None:
+    """Return what crosses in a warm start that averages gradients; None where none does."""
     compressor = build_gradient_compressor(config.outer)
     if compressor is None or config.outer.schedule is None or not config.outer.schedule.warm_start_steps:
         return None
     gradients = [torch.zeros(param.shape) for param in model.parameters() if param.requires_grad]
-    return _count(config, compressor, {GRADIENTS: gradients}, votes=False)[GRADIENTS]
+    of_gradients = _count(config, compressor, {GRADIENTS: gradients}, votes=False)[GRADIENTS]
+    fragments = _count(config, weight_compressor(compressor), _synced(config.outer, model), votes=True).values()
+    sent_bytes, num_trips = (
+        sum(counts) for counts in zip(*((f.sent_bytes, f.num_trips) for f in fragments), strict=True)
+    )
+    return StartTraffic(of_gradients, SyncTraffic(sent_bytes, num_trips, [c for f in fragments for c in f.collectives]))
+
+
+def _synced(outer: OuterConfig, model: nn.Module) -> dict[str, Tensors]:
+    """Return zeros in the shapes of what every fragment syncs."""
+    assert outer.schedule is not None
+    fragments = SPLITS.get(outer.split)(model, outer.schedule.num_fragments)
+    return {fragment.name: [torch.zeros(anchor.shape) for anchor in fragment.anchor] for fragment in fragments}
 
 
 def _count(
