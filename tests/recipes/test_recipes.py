@@ -148,6 +148,11 @@ def test_where_the_loop_averages_gradients_those_with_adamw_inside_do_so_in_thei
     }
 
 
+@pytest.mark.parametrize(("steps", "every"), [(2, 1), (60, 6), (500, 50), (10**5, 50)])
+def test_a_start_that_averages_gradients_has_at_least_five_syncs_of_weights(steps, every):
+    assert RECIPES.get("streaming")(Plan(4, steps, averages_gradients=True)).schedule.warm_start_every == every
+
+
 def test_a_run_whose_workers_come_and_go_averages_weights_alone():
     outer = load_config(None, ["outer.recipe=diloco", "outer.transport.type=torchft"]).outer
     assert outer.gradient_compressor is None

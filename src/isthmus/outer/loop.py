@@ -107,15 +107,13 @@ class OuterLoop:
         Call it between every backward pass and what reads gradients, such as clipping: all workers make the same calls.
         A gradient that is not finite is left out of the mean; where nothing is left, the mean is nan on all workers.
         """
-        if self.averages_gradients:
-            assert self._gradient_mean is not None
+        if self._gradient_mean is not None and self.averages_gradients:
             self._reports.append(self._gradient_mean.replace(params, self.state.inner_steps + 1, self._thread))
 
     @torch.no_grad()
     def step(self) -> list[SyncReport]:
         """Count one inner step; begin and finish the syncs that are due. Returns a report per finished sync."""
-        if self.averages_gradients:
-            assert self._gradient_mean is not None
+        if self._gradient_mean is not None and self.averages_gradients:
             self._gradient_mean.end_step()
         self.state.count_inner_step()
         for _ in range(self.local_steps.end_step(self.transport.now())):
@@ -230,8 +228,7 @@ class OuterLoop:
 
     def _send(self, syncs: list[Sync]) -> None:
         """Hand syncs to the communication thread; those that are new get their number."""
-        warm = self.state.schedule.warm(self.state.inner_steps)
-        exchange = self._start_exchange if warm and self._start_exchange else self.exchange
+        exchange = (self.state.schedule.warm(self.state.inner_steps) and self._start_exchange) or self.exchange
         for sync in syncs:
             if sync.outer_step < 0:
                 asked = any(other.asks_rollback for other in self.state.in_flight.values())

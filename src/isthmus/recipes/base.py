@@ -117,7 +117,7 @@ PLAIN_SGD: Spec = {"type": "sgd", "lr": 1.0}  # outer, around a decayed residual
 MUON: dict[str, Any] = {"optimizer": {"type": "muon"}}  # an inner section
 FAST_MUON: dict[str, Any] = {"optimizer": {"type": "muon", "lr": 0.014}}  # where only a part of the values crosses
 _ADAMW_START = 2  # inner steps between two syncs of the start with AdamW inside
-_GRADIENT_START = 50  # the same where gradients are averaged: workers stay alike by themselves
+_GRADIENT_START = 50  # at most, where gradients are averaged: workers stay alike by themselves
 MUON_START = 8  # the same with Muon inside, where all values cross
 SPARSE_START = 10  # the same where only a part crosses, for 100 times fewer bytes than diloco sends
 _MOST_MOMENTUM: dict[InnerOptimizer, float] = {"adamw": 0.8, "muon": 0.6}  # outer, by what is inside
@@ -162,10 +162,14 @@ def warm_start(plan: Plan, local_steps: int, muon_every: int = _ADAMW_START) -> 
 
 
 def adamw_start(plan: Plan, local_steps: int) -> dict[str, int]:
-    """The warm start with AdamW inside: where gradients are averaged workers step alike, and few syncs do."""
+    """The warm start with AdamW inside: where gradients are averaged workers step alike, and few syncs do.
+
+    There are at least five, because between them the anchor, which is what is evaluated, stands still.
+    """
     if not plan.averages_gradients:
         return warm_start(plan, local_steps)
-    return {"warm_start_steps": _start_steps(plan), "warm_start_every": _GRADIENT_START}
+    steps = _start_steps(plan)
+    return {"warm_start_steps": steps, "warm_start_every": max(1, min(_GRADIENT_START, steps // 5))}
 
 
 def muon_start_lr(plan: Plan) -> float:

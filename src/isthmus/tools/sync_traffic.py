@@ -32,6 +32,14 @@ class SyncTraffic:
 
 
 @dataclass(frozen=True)
+class StartTraffic:
+    """What crosses in a warm start that averages gradients."""
+
+    gradients: SyncTraffic  # in every step
+    weights: SyncTraffic  # in a sync of all fragments
+
+
+@dataclass(frozen=True)
 class Uplink:
     """A worker's way to the others as it is modelled: everything that it sends goes through it."""
 
@@ -73,14 +81,6 @@ def sync_traffic(config: RunConfig, model: nn.Module | None = None) -> dict[str,
     return _count(config, build_compressor(outer), _synced(outer, model), votes=True)
 
 
-@dataclass(frozen=True)
-class StartTraffic:
-    """What a worker sends in a warm start that averages gradients."""
-
-    gradients: SyncTraffic  # in every step
-    weights: SyncTraffic  # in a sync of all fragments
-
-
 def start_traffic(config: RunConfig, model: nn.Module) -> StartTraffic | None:
     """Return what crosses in a warm start that averages gradients; None where none does."""
     compressor = build_gradient_compressor(config.outer)
@@ -89,10 +89,12 @@ def start_traffic(config: RunConfig, model: nn.Module) -> StartTraffic | None:
     gradients = [torch.zeros(param.shape) for param in model.parameters() if param.requires_grad]
     of_gradients = _count(config, compressor, {GRADIENTS: gradients}, votes=False)[GRADIENTS]
     fragments = _count(config, weight_compressor(compressor), _synced(config.outer, model), votes=True).values()
-    sent_bytes, num_trips = (
-        sum(counts) for counts in zip(*((f.sent_bytes, f.num_trips) for f in fragments), strict=True)
+    of_weights = SyncTraffic(
+        sent_bytes=sum(each.sent_bytes for each in fragments),
+        num_trips=sum(each.num_trips for each in fragments),
+        collectives=[collective for each in fragments for collective in each.collectives],
     )
-    return StartTraffic(of_gradients, SyncTraffic(sent_bytes, num_trips, [c for f in fragments for c in f.collectives]))
+    return StartTraffic(of_gradients, of_weights)
 
 
 def _synced(outer: OuterConfig, model: nn.Module) -> dict[str, Tensors]:
