@@ -47,7 +47,8 @@ def toy_config(folder: Path, *overrides: str) -> RunConfig:
         "inner.batch_size=4",
         "inner.optimizer.lr=1e-2",
         "outer.schedule.local_steps=4",
-        "outer.schedule.warm_start_steps=0",
+        "outer.schedule.warm_start_steps=0",  # no start; these two follow the length of a run, which may grow
+        "outer.schedule.warm_start_every=1",
         "train.steps=12",
         "train.log_every=1",
         "train.eval_every=5",
